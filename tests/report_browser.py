@@ -17,6 +17,13 @@ FLAGS = [
 PATIENCE_MS = 150_000
 """Milliseconds that a page may take for an action, on a busy machine."""
 
+sync_api.expect.set_options(timeout=PATIENCE_MS)  # five seconds otherwise, whatever a context's own is
+
+
+_TRIALS_DRAWN = """() => [...document.querySelectorAll("#chart .scatterlayer .trace")]
+    .filter((trace) => trace.__data__[0].trace.name !== "cannot be told apart")
+    .reduce((sum, trace) => sum + trace.querySelectorAll(".point").length, 0)"""
+
 
 class Visit:
     """An open report, and the errors in it."""
@@ -43,13 +50,11 @@ class Visit:
 
     def trials_drawn(self) -> int:
         """Returns the number of trials with a marker on the front's chart; ends of lines between tied trials do not count."""
-        return int(
-            self.page.evaluate(
-                """() => [...document.querySelectorAll("#chart .scatterlayer .trace")]
-                    .filter((trace) => trace.__data__[0].trace.name !== "cannot be told apart")
-                    .reduce((sum, trace) => sum + trace.querySelectorAll(".point").length, 0)"""
-            )
-        )
+        return int(self.page.evaluate(_TRIALS_DRAWN))
+
+    def expect_trials_drawn(self, count: int) -> None:
+        """Waits until so many trials have a marker on the front's chart."""
+        self.page.wait_for_function(f"({_TRIALS_DRAWN})() === {count}")
 
     def column(self, number: int) -> list[str]:
         return [cell.strip() for cell in self.page.locator(f"#trials tbody tr > :nth-child({number})").all_inner_texts()]

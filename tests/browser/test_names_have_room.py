@@ -15,6 +15,8 @@ sync_api = pytest.importorskip("playwright.sync_api")
 
 pytestmark = pytest.mark.browser
 
+FURTHER = pytest.mark.nightly("one more width; other cases cover the check")
+
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[sync_api.Browser]:
@@ -30,7 +32,7 @@ def close_ends() -> list[TrialRecord]:
     return [*typical_trials(), trial(f"{long}=fused", 1050, 470), trial(f"{long}=compiled", 1055, 600)]
 
 
-@pytest.mark.parametrize("width", [768, 1280, 1920])
+@pytest.mark.parametrize("width", [768, pytest.param(1280, marks=FURTHER), 1920])
 def test_names_of_lines_stand_apart_in_the_margin(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
     with Visit(browser, report_on(close_ends()), width=width) as visit:
         names = boxes(visit.page.locator("#break-even-chart .annotation-text-g"))
@@ -53,7 +55,7 @@ def test_a_telephone_has_a_legend_under_the_chart_instead(browser: sync_api.Brow
         assert max(entry["x"] + entry["width"] for entry in entries) <= 390
 
 
-@pytest.mark.parametrize("width", [390, 768, 900, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(768, marks=FURTHER), 900, pytest.param(1280, marks=FURTHER)])
 def test_the_fronts_two_legends_do_not_meet(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
     records = [*typical_trials(), trial("scope=full,optimizer=fused", 1046, 439), trial("scope=full,dynamic=true", 600, 400)]
     with Visit(browser, report_on(records), width=width) as visit:

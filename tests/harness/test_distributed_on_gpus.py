@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from workers_at_work import measured_together
+from workers_at_work import Job, measured_together
 
 pytestmark = [pytest.mark.ray, pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -29,7 +29,7 @@ GRAPHED = (
 
 @TWO_GPUS
 def test_captioning_follows_eager_however_gradients_are_reduced() -> None:
-    found = measured_together("captioning", "tiny", REDUCED, device="cuda", timeout_s=900)
+    found = measured_together([Job("captioning", one, "tiny") for one in REDUCED], device="cuda", timeout_s=900)
     for spelled, ranks in zip(REDUCED, found, strict=True):
         for one in ranks:
             assert "error" not in one, (spelled, one)
@@ -39,7 +39,7 @@ def test_captioning_follows_eager_however_gradients_are_reduced() -> None:
 
 @TWO_GPUS
 def test_cuda_graphs_are_recorded_between_reductions() -> None:
-    found = measured_together("captioning", "tiny", GRAPHED, device="cuda", timeout_s=900)
+    found = measured_together([Job("captioning", one, "tiny") for one in GRAPHED], device="cuda", timeout_s=900)
     for spelled, ranks in zip(GRAPHED, found, strict=True):
         for one in ranks:
             assert "error" not in one, (spelled, one)

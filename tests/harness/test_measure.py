@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,39 +221,3 @@ def test_a_real_pipeline_gives_its_own_throughput_and_the_share_of_it_that_waits
 def test_a_pipeline_of_another_name_is_refused_before_anything_is_built() -> None:
     with pytest.raises(WorkloadError, match="pipeline=reel is none of resident, real"):
         measured("scope=eager", pipeline="reel")
-
-
-_WORKER = """
-import json, sys
-import torch, torch.distributed as dist
-from toy_workloads import Toy
-from compile_sweep.harness.measure import Protocol, measure
-from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.settings import CompileSettings
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
-protocol = Protocol(compared_steps=2, min_passes=2, max_passes=6, cpu_window_s=0.0, cpu_target_width=0.1)
-prepared = prepare(Toy("only", 0), CompileSettings.parse("scope=eager"), "cpu")
-found = measure(prepared, rank=int(sys.argv[1]), protocol=protocol)
-print(json.dumps([found.steady_steps, len(found.eager_step_ms)]))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_take_the_same_steps_in_the_same_order(tmp_path: Path, repository: Path) -> None:
-    command = [sys.executable, "-c", _WORKER]
-    environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository / 'tests'}", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], env=environment, stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0]
-    steps = [json.loads(output.splitlines()[-1]) for output in outputs]
-    assert steps[0] == steps[1]
-    assert steps[0][0] % Toy.pool_batches == 0
-    assert steps[0][1] > 0

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,32 @@ TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A measurement that all workers make together."""
+
+    workload: str
+    settings: str
+    size: str = "only"
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the protocol that differ from those of a short measurement."""
+
+
 def measured_together(
-    workload: str,
-    size: str,
-    settings: Sequence[str],
+    jobs: Sequence[Job],
     *,
     num_workers: int = 2,
     device: str = "cpu",
     pipeline: str = "resident",
     timeout_s: float = 1500,
 ) -> list[list[dict[str, Any]]]:
-    """Returns, for each setting, each worker's result: a measurement's values, or `error` with an exception's text.
+    """Returns, for each job, each worker's result: a measurement's values, or `error` with an exception's text.
 
-    A setting that fails in one worker must fail in all, since the others would wait for it forever.
+    A job that fails in one worker must fail in all, since the others would wait for it forever.
     """
     with tempfile.TemporaryDirectory(prefix="workers-") as scratch:
         told = {
-            "workload": workload,
-            "size": size,
-            "settings": list(settings),
+            "jobs": [asdict(job) for job in jobs],
             "device": device,
             "pipeline": pipeline,
             "workers": num_workers,
@@ -64,7 +72,7 @@ def measured_together(
         said = [Path(scratch, f"{rank}.log").read_text() for rank in range(num_workers)]
         assert all(process.returncode == 0 for process in processes), said
         by_rank = [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(num_workers)]
-    return [[ranks[place] for ranks in by_rank] for place in range(len(settings))]
+    return [[ranks[place] for ranks in by_rank] for place in range(len(jobs))]
 
 
 def _work(told: dict[str, Any]) -> None:
@@ -86,17 +94,18 @@ def _work(told: dict[str, Any]) -> None:
         torch.set_num_threads(1)
     backend = "nccl" if device.type == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, init_method=f"file://{scratch}/store", rank=rank, world_size=told["workers"])
-    workload = load_workload(told["workload"])(told["size"], 0)
-    protocol = Protocol(compared_steps=4, min_passes=2, max_passes=2, cpu_window_s=0.0, real_passes=1, eager_budget_s=2.0)
+    short = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "cpu_window_s": 0.0, "real_passes": 1, "eager_budget_s": 2.0}
     found: list[dict[str, Any]] = []
-    for spelled in told["settings"]:
-        print(spelled, flush=True)
+    for job in [Job(**words) for words in told["jobs"]]:
+        print(job, flush=True)
         torch._dynamo.reset()
         counters.clear()
         gc.collect()
         gc.freeze()  # a measurement collects six times, and imported objects are not garbage
         try:
-            prepared = prepare(workload, CompileSettings.parse(spelled), device)
+            workload = load_workload(job.workload)(job.size, 0)
+            prepared = prepare(workload, CompileSettings.parse(job.settings), device)
+            protocol = Protocol(**{**short, **job.protocol})
             measurement = measure(prepared, rank=rank, protocol=protocol, pipeline=told["pipeline"])
             found.append(
                 {

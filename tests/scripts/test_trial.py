@@ -24,9 +24,10 @@ from tests.scripts.conftest import SHORT
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.nightly("one worker behaves as two do; `make test` measures two, with their files, phases and references")
 @pytest.mark.slow
 def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = files_of(folder)
     phases: list[Phase] = []
     trial = ScriptTrial(
         job=ScriptJob.of("plain_loop.py", ["--width", "32"], folder=str(folder)),
@@ -46,7 +47,11 @@ def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder:
     assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE]
     assert sorted(path.name for path in trial.references.iterdir()) == ["again-0", "eager-0", "lock", "perturbed-0"]
     assert list(trial.base.iterdir()) == []
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert files_of(folder) == before
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -91,12 +96,14 @@ def test_two_workers_step_together_and_are_measured_as_one(
         port = found.getsockname()[1]
 
     together, answers = Barrier(2), [False, False]
+    before = files_of(folder)
+    phases: tuple[list[Phase], list[Phase]] = ([], [])
 
     def agreed(rank: int, answer: bool) -> bool:
         answers[rank] = answer
-        together.wait(100)
+        together.wait(300)
         first_answer = answers[0]
-        together.wait(100)
+        together.wait(300)
         return first_answer
 
     def measured(rank: int) -> dict[str, Any]:
@@ -109,13 +116,16 @@ def test_two_workers_step_together_and_are_measured_as_one(
             environment=ENVIRONMENT,
             is_first=rank == 0,
             agree=lambda answer: agreed(rank, answer),
+            on_phase=phases[rank].append,
             rendezvous=lambda: {
                 **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
             },
         )
         trial.base.mkdir()
-        return trial.run()
+        found = trial.run()
+        assert list(trial.base.iterdir()) == []
+        return found
 
     with ThreadPoolExecutor(2) as workers:
         first, second = workers.map(measured, range(2))
@@ -124,6 +134,11 @@ def test_two_workers_step_together_and_are_measured_as_one(
     assert first["samples_per_s"] == second["samples_per_s"]
     assert len(first["compile_s_by_rank"]) == 2
     assert first["graphs"] >= 1
+    assert first["pipeline"] == "script"
+    assert first["findings"][0].startswith("module model: ")
+    assert phases == ([Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE],) * 2
+    assert {"again-0", "eager-0", "perturbed-0"} <= {path.name for path in (tmp_path / "references").iterdir()}
+    assert files_of(folder) == before
 
 
 @pytest.mark.slow

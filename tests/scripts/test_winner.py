@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import compile_sweep
+from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
@@ -32,45 +33,38 @@ def trained(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
+SHOW_KERNELS = """
+cuda = torch.backends.cuda
+print(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())
+"""
+
+
 @pytest.mark.slow
 def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_keys(folder: Path) -> None:
-    settings = folder / "best.json"
-    settings.write_text(json.dumps({"settings": "scope=regional,dynamic=auto,optimizer=fused,backend=aot_eager"}))
+    settings = "scope=regional,dynamic=auto,optimizer=fused,sdpa_kernel=flash,backend=aot_eager"
+    (folder / "best.json").write_text(json.dumps({"settings": settings}))
+    script = folder / "char_lm.py"
+    script.write_text(script.read_text() + SHOW_KERNELS)
     words = ["char_lm.py", "--max_iters=8", "--eval_interval=8", "--compile_model=True"]
     run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", *words)
     assert run.returncode == 0, run.stderr
     assert "regional" in run.stderr
     assert "applied to model (GPT)" in run.stderr
     assert "step 8: loss" in run.stdout
+    assert run.stdout.split()[-4:] == ["True", "False", "False", "True"], "a kernel stays in force for the whole script"
     kept = torch.load(folder / "out" / "ckpt.pt")
     assert kept["iteration"] == 8
     assert next(iter(kept["model"])) == "wte.weight"
 
 
-@pytest.mark.slow
-def test_an_attention_kernel_stays_in_force_for_the_whole_script(folder: Path) -> None:
-    (folder / "attention.py").write_text(
-        "import torch\n"
-        "model = torch.nn.Linear(4, 4)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(3):\n"
-        "    model(torch.randn(2, 4)).sum().backward()\n"
-        "    optimizer.step()\n"
-        "cuda = torch.backends.cuda\n"
-        "print(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())\n"
-    )
-    (folder / "best.json").write_text(json.dumps({"settings": "scope=eager,sdpa_kernel=flash"}))
-    run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", "attention.py")
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["True", "False", "False", "True"]
-
-
-@pytest.mark.slow
-def test_a_winner_that_is_not_there_is_one_sentence(folder: Path) -> None:
-    run = trained(folder, "-m", "compile_sweep.run", "--settings", "nowhere", "vae.py")
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: --settings nowhere: there is no such folder or file")
-    assert "Traceback" not in run.stderr
+def test_a_winner_that_is_not_there_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["--settings", "nowhere", "vae.py"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --settings nowhere: there is no such folder or file")
+    assert "Traceback" not in error
 
 
 AS_WRITTEN = "scope=eager,as_written=on"

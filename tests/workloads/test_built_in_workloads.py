@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -179,52 +178,48 @@ def test_frozen_weights_are_cast_when_compiled_and_not_in_each_call(weights: str
     assert not torch._inductor.config.freezing
 
 
+SET_FOR_THE_PROCESS = {
+    "gpt2-inference workload.weights=frozen": (
+        "torch._inductor.config.freezing = True",
+        "torch._inductor.config.freezing",
+    ),
+    "gpt2-inference workload.grad_mode=no_grad,workload.cast_cache=kept": (
+        "torch.autocast_increment_nesting()",
+        "torch.autocast_increment_nesting() + torch.autocast_decrement_nesting() > 1",  # n + 1, then n
+    ),
+    "captioning ": ("torch.backends.cuda.enable_cudnn_sdp(False)", "not torch.backends.cuda.cudnn_sdp_enabled()"),
+}
+"""By workload and options: a statement, and an expression that is true after it and not before."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "statement"),
-    [
-        ("gpt2-inference", "workload.weights=frozen", "torch._inductor.config.freezing = True"),
-        ("gpt2-inference", "workload.grad_mode=no_grad,workload.cast_cache=kept", "torch.autocast_increment_nesting()"),
-        ("captioning", "", "torch.backends.cuda.enable_cudnn_sdp(False)"),
-    ],
-)
-def test_what_a_workload_sets_for_the_process_is_exported_and_put_back(name: str, options: str, statement: str) -> None:
+def test_what_a_workload_sets_for_the_process_is_exported_and_put_back(tmp_path: Path) -> None:
     def state() -> tuple[bool, int, bool]:
         import torch._inductor.config as inductor
 
         torch.autocast_increment_nesting()
         return inductor.freezing, torch.autocast_decrement_nesting(), torch.backends.cuda.cudnn_sdp_enabled()
 
-    settings = CompileSettings.parse(f"scope=full,{options}")
-    workload = tiny(name)
-    model = workload.under(settings).build_model()
-    before = state()
-    with applied(prepare(workload, settings, CPU), model, workload.optimizer(model, settings.optimizer)) as step:
-        assert statement in step.source
-        assert state() != before
-    assert state() == before
-    source = prepare(workload, settings, CPU).source(model)
-    assert source == step.source
-    program = f"import pasted, torch; print({state_of(statement)})"
-    assert in_a_new_process(source, program) == "True"
-    assert statement not in prepare(tiny("layers"), CompileSettings.parse("scope=full"), CPU).source(tiny("layers").build_model())
-
-
-def state_of(statement: str) -> str:
-    """Returns an expression that is true after the statement and false before."""
-    return {
-        "torch._inductor.config.freezing = True": "torch._inductor.config.freezing",
-        "torch.autocast_increment_nesting()": "torch.autocast_increment_nesting() == 2",
-        "torch.backends.cuda.enable_cudnn_sdp(False)": "not torch.backends.cuda.cudnn_sdp_enabled()",
-    }[statement]
-
-
-def in_a_new_process(source: str, program: str) -> str:
-    """Returns what the program prints with the source as the module `pasted`."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "pasted.py").write_text(source, encoding="utf-8")
-        command = [sys.executable, "-c", program]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+    program = ["import torch, torch._inductor.config"]
+    for number, (case, (statement, is_set)) in enumerate(SET_FOR_THE_PROCESS.items()):
+        name, options = case.split(" ")
+        settings = CompileSettings.parse(f"scope=full,{options}")
+        workload = tiny(name)
+        model = workload.under(settings).build_model()
+        before = state()
+        with applied(prepare(workload, settings, CPU), model, workload.optimizer(model, settings.optimizer)) as step:
+            assert statement in step.source
+            assert state() != before
+        assert state() == before
+        source = prepare(workload, settings, CPU).source(model)
+        assert source == step.source
+        (tmp_path / f"pasted_{number}.py").write_text(source, encoding="utf-8")
+        program += [f"print({is_set})", f"import pasted_{number}", f"print({is_set})"]
+    command = [sys.executable, "-c", "\n".join(program)]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert printed.split() == ["False", "True"] * len(SET_FOR_THE_PROCESS)
+    plain = prepare(tiny("layers"), CompileSettings.parse("scope=full"), CPU).source(tiny("layers").build_model())
+    assert not [statement for statement, _ in SET_FOR_THE_PROCESS.values() if statement in plain]
 
 
 def test_attention_implementations_are_those_the_model_can_run() -> None:
@@ -270,11 +265,11 @@ def test_an_average_that_torch_keeps_of_a_compiled_model_is_that_of_the_eager_on
     averages = []
     for compiles in (False, True):
         torch._dynamo.reset()
-        workload = tiny("detection")
+        workload = tiny("layers")
         model = workload.build_model()
         trained = torch.compile(model, backend="aot_eager") if compiles else model
         average = AveragedModel(trained, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
         for _ in range(3):
             trained(**first_inputs(workload)).backward()
             optimizer.step()

@@ -1,16 +1,23 @@
-"""A process that compiles according to `test_transfer.py`: `caching_process.py PLAN`, a JSON file that receives the result."""
+"""A process that compiles according to `test_transfer.py`: `caching_process.py PLAN`, a JSON file that receives the result.
+
+Without an argument it reads lines of standard input, each a JSON list of a plan's file and of environment variables. It forks a
+process for each line, which therefore has imported torch already, and answers with that process's exit status.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx  # so that forked processes need not
 from torch import nn
 from torch._functorch import config as functorch_config
 
@@ -73,6 +80,30 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
+def answer(path: Path) -> None:
+    """Follows the plan in the file and leaves there what came of it."""
     path.write_text(json.dumps(run(json.loads(path.read_text()))))
+
+
+def serve() -> None:
+    """Forks a process for each line, and waits for it."""
+    for line in sys.stdin:
+        path, environment = json.loads(line)
+        if (child := os.fork()) == 0:
+            os.environ.update(environment)
+            status = 1
+            try:
+                answer(Path(path))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        answer(Path(sys.argv[1]))
+    else:
+        serve()

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,23 +63,52 @@ Compiler = Callable[..., Ran]
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    """Compiles in a fresh process with folders of its own."""
+def server() -> Iterator[subprocess.Popen[str]]:
+    """Forks processes that have imported torch and compiled nothing."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(PROCESS)], **pipes) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
 
-    def ran(*models: str, restored: tuple[Ran, ...] = (), mode: str | None = None, device: str = "cpu", **plan: Any) -> Ran:
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory, server: subprocess.Popen[str]) -> Compiler:
+    """Compiles in a process with folders of its own, in which nothing was compiled before.
+
+    It is forked, unless it needs a GPU, which no forked process can use, or `hash_seed`, which Python reads when it starts.
+    """
+
+    def ran(
+        *models: str, restored: tuple[Ran, ...] = (), mode: str | None = None, device: str = "cpu", hash_seed: int | None = None,
+        **plan: Any,
+    ) -> Ran:  # fmt: skip
         scratch = tmp_path_factory.mktemp("process")
         file, gathered = scratch / "plan.json", scratch / "gathered"
         whole = {"models": models, "restored": [str(run.file) for run in restored], "mode": mode, "device": device}
         usual = {"settings": None, "precompile": False, "autograd_cache": True}
         file.write_text(json.dumps({**whole, "gathered": str(gathered), **usual, **plan}))
-        subprocess.run([sys.executable, str(PROCESS), str(file)], env=environment(scratch), check=True, timeout=300)
+        if device == "cpu" and hash_seed is None:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            print(json.dumps([str(file), folders(scratch)]), file=server.stdin, flush=True)
+            assert server.stdout.readline() == "0\n"
+        else:
+            seed = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
+            command = [sys.executable, str(PROCESS), str(file)]
+            subprocess.run(command, env=environment(scratch) | seed, check=True, timeout=300)
         return Ran(**json.loads(file.read_text()), file=gathered, inductor=scratch / "inductor")
 
     return ran
 
 
+def folders(scratch: Path) -> dict[str, str]:
+    return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"), "TRITON_CACHE_DIR": str(scratch / "triton")}
+
+
 def environment(scratch: Path) -> dict[str, str]:
-    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"), "TRITON_CACHE_DIR": str(scratch / "triton")}
+    return os.environ | folders(scratch)
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +214,10 @@ def test_what_was_traced_under_autocast_or_inference_mode_is_used_under_it(
 @pytest.mark.nightly("traces an optimizer in two processes; `make test` restores one traced function")
 @pytest.mark.slow
 def test_a_traced_update_of_the_executed_source_is_found_where_strings_hash_otherwise(compiler: Compiler) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONHASHSEED", "1")
-        traced = compiler("layers", settings="scope=eager,optimizer=foreach_map", precompile=True)
-        assert traced.misses["precompile"] == 1
-        patch.setenv("PYTHONHASHSEED", "2")
-        started = compiler("layers", settings="scope=eager,optimizer=foreach_map", restored=(traced,), precompile=True)
+    settings = "scope=eager,optimizer=foreach_map"
+    traced = compiler("layers", settings=settings, precompile=True, hash_seed=1)
+    assert traced.misses["precompile"] == 1
+    started = compiler("layers", settings=settings, restored=(traced,), precompile=True, hash_seed=2)
     assert started.hits["precompile"] == 1
     assert "precompile" not in started.misses
 
