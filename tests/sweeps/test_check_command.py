@@ -85,7 +85,7 @@ def test_temporary_files_where_nothing_compiles_are_refused(
         (["toy_workloads:Toy", "--device", "cuda"], "needs a GPU"),
         (["toy_workloads:Toy", "--scopes", "fulll"], "--scopes"),
         (["toy_workloads:Toy", "--seed", "-1"], "--seed -1 is not a seed; use a whole number from 0 to 4294967295"),
-        (["captioning", "--seed", "9" * 30], f"--seed {'9' * 30} is none"),
+        (["captioning", "--seed", "9" * 30], f"--seed {'9' * 30} is not a seed"),
     ],
 )
 def test_bad_input_is_one_sentence(
