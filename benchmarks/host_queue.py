@@ -126,7 +126,7 @@ def _run(options: Options) -> int:
     jobs = read_jobs(options.jobs)
     by_name = {job.name: job for job in jobs}
     if unknown := [name for name in options.only if name not in by_name]:
-        raise ConfigError(f"--only {unknown[0]} is none of {options.jobs}'s jobs; use {', '.join(by_name)}")
+        raise ConfigError(f"--only {unknown[0]} is not a job of {options.jobs}; use {', '.join(by_name)}")
     num_gpus = fingerprint().num_gpus
     places = (num_gpus or 1) if options.places is None else options.places
     if places < 1 or (num_gpus and places > num_gpus):

@@ -31,7 +31,7 @@ def parse_pipeline(name: str) -> Pipeline:
         WorkloadError: There is no pipeline of that name.
     """
     if name not in list(Pipeline):
-        raise WorkloadError(f"pipeline={name} is none of {', '.join(Pipeline)}")
+        raise WorkloadError(f"pipeline={name} does not exist; use one of {', '.join(Pipeline)}")
     return Pipeline(name)
 
 

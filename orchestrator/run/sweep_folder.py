@@ -119,7 +119,7 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
         return []
     before = read_sweep(folder)
     for name in IDENTITY:
-        mine, theirs = config.to_dict()[name], before["config"].get(name)
+        mine, theirs = map(_without_missing, (config.to_dict()[name], before["config"].get(name)))
         if mine != theirs:
             raise SweepFolderError(
                 f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
@@ -135,6 +135,11 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
     if not (os.environ.get("RAY_ADDRESS") or only_drives(config, environment)):  # hosts of a cluster may differ
         _refuse_records_from_elsewhere(folder, done, environment)
     return done
+
+
+def _without_missing(value: Any) -> Any:
+    """Returns the value without the null members of an object, which a sweep of an older version may not have written."""
+    return {name: member for name, member in value.items() if member is not None} if isinstance(value, dict) else value
 
 
 def _refuse_records_from_elsewhere(folder: Path, done: Sequence[record.TrialRecord], environment: Environment) -> None:

@@ -219,5 +219,5 @@ def test_a_real_pipeline_gives_its_own_throughput_and_the_share_of_it_that_waits
 
 
 def test_a_pipeline_of_another_name_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(WorkloadError, match="pipeline=reel is none of resident, real"):
+    with pytest.raises(WorkloadError, match="pipeline=reel does not exist; use one of resident, real"):
         measured("scope=eager", pipeline="reel")

@@ -93,7 +93,7 @@ def test_a_workload_without_batches_or_without_a_loader_says_so() -> None:
         rate(Empty("only", 0))
     with pytest.raises(WorkloadError, match="Toy has no loader"):
         rate(Toy("only", 0))
-    with pytest.raises(WorkloadError, match="pipeline=reel is none of resident, real"):
+    with pytest.raises(WorkloadError, match="pipeline=reel does not exist; use one of resident, real"):
         parse_pipeline("reel")
 
 

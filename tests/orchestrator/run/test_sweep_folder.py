@@ -116,6 +116,14 @@ def test_a_sweep_goes_on_after_a_change_that_no_figure_depends_on(begun: Path) -
     assert resume(begun, config(), dataclasses.replace(H200, cores=64, driver="580.95.05", ray="2.61.0"), None)
 
 
+def test_a_script_s_sweep_goes_on_where_an_older_version_wrote_fewer_of_its_options(tmp_path: Path) -> None:
+    job = {"path": "/mine/train.py", "arguments": ["--lr", "1"], "in_place": False}
+    begin(tmp_path, config(script=job), H200, None)
+    resume(tmp_path, config(script={**job, "batch_argument": None}), H200, None)
+    with pytest.raises(SweepFolderError, match="its script is"):
+        resume(tmp_path, config(script={**job, "in_place": True}), H200, None)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
