@@ -82,7 +82,10 @@ def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path, nu
     job = f'import os, time, pathlib; pathlib.Path("{mark}").write_text(str(os.getpid())); time.sleep(600)'
     path, output = listed(tmp_path, f"long 1: python -c '{job}'")
     command = [sys.executable, "-m", "benchmarks.host_queue", path, "--output", str(output)]
-    queue = subprocess.Popen(command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    queue = subprocess.Popen(  # which a shell may have told to ignore SIGINT, as it does in the background
+        command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     wait_until(lambda: mark.exists() and mark.read_text() != "", 60)
     queue.send_signal(number)
     assert queue.wait(60) == exit_code

@@ -81,7 +81,7 @@ def test_full_stands_against_regional(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
 
 
-@pytest.mark.parametrize(("folders", "said"), [([], "give the folder"), (["nowhere"], "nowhere holds no good trial")])
+@pytest.mark.parametrize(("folders", "said"), [([], "give a sweep's folder"), (["nowhere"], "nowhere holds no good trial")])
 def test_bad_input_is_one_sentence(
     folders: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ def test_settings_that_are_slow_for_one_reason_stand_together(make_sweep: MakeSw
     (reason,) = reasons(analysis.load(make_sweep(records)))
     assert reason.found == f"1 graph break, the first at {BREAK}"
     assert reason.settings == ["A2 full, static (0.90×)", "A3 regional, static (0.90×)"]
-    assert "fix them" in reason.advice
+    assert "fix the breaks" in reason.advice
     assert reason.num_more == 0
 
 
