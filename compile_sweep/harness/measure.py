@@ -36,6 +36,7 @@ from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.gradient_check import check_step
+from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.numerics.references import build_model_on, compute_dtype, eager_reference, record_run
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
@@ -80,6 +81,7 @@ class _Run:
     rank: int
     protocol: Protocol
     pipeline: Pipeline
+    store: ReferenceStore | None
 
     @property
     def device(self) -> torch.device:
@@ -121,6 +123,7 @@ def measure(
     rank: int = 0,
     protocol: Protocol | None = None,
     pipeline: str = Pipeline.RESIDENT,
+    store: ReferenceStore | None = None,
     on_phase: Callable[[Phase], None] = lambda phase: None,
     on_early: Callable[[dict[str, float]], None] = lambda early: None,
 ) -> Measurement:
@@ -131,6 +134,7 @@ def measure(
         rank: This worker's rank; with several workers, the default process group must exist.
         protocol: How long to measure.
         pipeline: `resident` for prepared batches, `real` for the workload's own loader.
+        store: Where the sweep keeps eager runs for later trials; None to make them all here.
         on_phase: Called when a phase begins.
         on_early: Called with figures from the first timed pass, by their names in the measurement.
 
@@ -149,6 +153,7 @@ def measure(
             rank=rank,
             protocol=protocol or Protocol(),
             pipeline=source_of_batches,
+            store=store,
         )
         return _measure(run, on_phase, on_early)
 
@@ -189,6 +194,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         eager=found.eager,
         eager_steady_losses=_floats(found.window.eager_losses),
         gradient_check=gradient_check,
+        store=run.store,
     )
     on_phase(Phase.DONE)
     return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source, findings, use))

@@ -55,6 +55,9 @@ _GROUP_TIMEOUT_S = 1800.0
 _LEAVING_S = 10.0
 """Seconds that a worker waits for other processes, such as those of a killed trial, to leave its GPU."""
 
+EAGER_RUNS = ".eager-runs"
+"""Folder in the sweep's folder with the eager runs of its workload, hidden because it is not one of the sweep's results."""
+
 REFERENCES = "script"
 """Folder of a sweep with the results of its script's eager runs."""
 
@@ -214,6 +217,7 @@ def _measure(
 
     from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Protocol, told_by_all
+    from compile_sweep.harness.numerics.reference_store import ReferenceStore
     from compile_sweep.harness.prepare import prepare
     from compile_sweep.harness.toolchain import cpp_header_folder, link_cpp_headers, start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import Start, restart
@@ -290,6 +294,7 @@ def _measure(
                 rank=parent.rank,
                 protocol=protocol,
                 pipeline=plan.pipeline,
+                store=ReferenceStore(folder=folder / EAGER_RUNS) if (folder := Path(plan.folder)).is_dir() else None,
                 on_phase=on_phase,
                 on_early=parent.report_early_figures,
             )

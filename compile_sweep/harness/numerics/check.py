@@ -20,6 +20,7 @@ from torch import Tensor
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
+from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.numerics.references import References, run_references
 from compile_sweep.harness.numerics.tolerance import (
     GRADIENTS,
@@ -110,6 +111,7 @@ def check_numerics(
     eager: Trajectory | None = None,
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
+    store: ReferenceStore | None = None,
 ) -> Numerics:
     """Runs the references and judges a compiled run. Needs as much memory as training in float32, and frees it.
 
@@ -121,9 +123,14 @@ def check_numerics(
         eager: The run of `eager_reference`, if it was already recorded.
         eager_steady_losses: Losses of eager steps between the timed ones, if there were any.
         gradient_check: Gradient check of the step under test, if there was one.
+        store: Where the sweep keeps eager runs; those that fit take the place of new ones.
     """
-    references = run_references(prepared, batches, eager=eager)
-    return judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)
+    kept = store.load(prepared, batches, eager) if store is not None and eager is not None else None
+    references = kept or run_references(prepared, batches, eager=eager)
+    found = judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)
+    if store is not None and kept is None and found.status is not NumericsStatus.EAGER_UNSTABLE:
+        store.save(prepared, batches, references)
+    return found
 
 
 def judge(
