@@ -56,6 +56,7 @@ def timed(workload_name: str, spelled: str, store: ReferenceStore, protocol: Pro
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="?", default="captioning")
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, help="what to measure; all must pad alike")
     parser.add_argument("--rounds", type=int, default=2, help="how often each setting is measured both ways")
     parser.add_argument("--window-s", type=float, default=2.0, help="seconds of timed steps of a trial")
     options = parser.parse_args()
@@ -66,10 +67,11 @@ def main() -> None:
             "own": lambda number: ReferenceStore(folder=Path(folder) / f"own-{number}"),
             "kept": lambda number: kept,
         }
-        timed(options.workload, SETTINGS[0], kept, protocol)  # warms the process up, and fills the store
-        print("| setting | eager runs | check, s (CPU s) | trial, s (CPU s) | numbers |", "|---|---|--:|--:|---|", sep="\n")
+        timed(options.workload, options.settings[0], kept, protocol)  # warms the process up, and fills the store
+        for row in ("| setting | eager runs | check, s (CPU s) | trial, s (CPU s) | numbers |", "|---|---|--:|--:|---|"):
+            print(row, flush=True)
         number = 0
-        for spelled in SETTINGS:
+        for spelled in options.settings:
             for name, store in stores.items():
                 clocks = []
                 for _ in range(options.rounds):

@@ -8,10 +8,14 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol, get_origin
 
+from compile_sweep.schema.choices import Mode
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Value, format_value, suggest
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
+
+_OPTION_OF_LITE = "fallback_by_default"
+"""Inductor's option that mode=lite turns on, and that came with it."""
 
 ANY = "any"
 """Type of an option whose values torch does not check."""
@@ -84,6 +88,9 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
             the option accepts.
     """
     refuse_unknown_arguments(settings.ddp, installed)
+    modes = {settings.mode, *(part.mode for _, part in settings.parts or ())}
+    if Mode.LITE in modes and _OPTION_OF_LITE not in installed.inductor_options():
+        raise SettingsError(f"torch {version('torch')} has no mode=lite; leave it out")
     if settings.options:
         known, where = installed.inductor_options(), "torch._inductor.list_options() names them"
         _refuse_unknown_options("inductor", settings.options, known, "Inductor has no option", where)

@@ -96,6 +96,8 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
     body = [*wrap, *_compile_model(settings, facts), "", "", *step]
     text = "\n".join(body)
     fragments = list(_fragments(text))
+    if settings.unbacked:
+        fragments = [piece.replace("mark_dynamic(", "mark_unbacked(") for piece in fragments]
     code = "\n\n\n".join([*filter(None, ["\n".join(_batching(settings, facts))]), *fragments, text])
     settled = "\n".join(_process_wide(settings, facts))
     head = [f'"""{settings.label}: compile settings for the workload {facts.workload}.', "", f"{settings.key}", '"""']
@@ -126,6 +128,8 @@ def _imports(code: str) -> Iterator[str]:
             yield f"import {module}"
     if "mark_dynamic" in code:
         yield "from torch._dynamo import mark_dynamic"
+    if "mark_unbacked" in code:
+        yield "from torch._dynamo.decorators import mark_unbacked"
     if "checkpoint(" in code:
         yield "from torch.utils.checkpoint import checkpoint"
     if "foreach_map(" in code:

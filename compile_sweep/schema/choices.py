@@ -28,6 +28,8 @@ class Mode(StrEnum):
     REDUCE_OVERHEAD = "reduce-overhead"
     MAX_AUTOTUNE = "max-autotune"
     MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+    LITE = "lite"
+    """Graphs of eager's own kernels, almost without Inductor's passes, where the installed torch has it."""
 
 
 class Dynamic(StrEnum):
@@ -161,6 +163,8 @@ def resolve_mode(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, boo
         SettingsError: The two contradict each other.
     """
     mode = given or Mode.DEFAULT
+    if mode is Mode.LITE and cudagraphs:
+        raise SettingsError("mode=lite has no variant with CUDA graphs; leave cudagraphs out, or use mode=reduce-overhead")
     if cudagraphs is None:
         return mode, mode in WITHOUT_CUDAGRAPHS
     if cudagraphs and mode in WITH_CUDAGRAPHS:

@@ -204,6 +204,9 @@ class CompileSettings:
     )
     """Graphs torch keeps for one function. None for torch's own limit of 8."""
 
+    unbacked: bool | None = _setting(parse_switch, torch_default=False, compiles=True, in_label=True)
+    """With dynamic=mark, mark by `mark_unbacked`: the compiler may neither guard on a length nor specialize on one of 0 or 1."""
+
     buckets: tuple[int, ...] | None = _setting(parse_lengths, compiles=True)
     """Tokens. With dynamic=buckets, the bucket lengths themselves, instead of `bucket_size`."""
 
@@ -286,6 +289,8 @@ class CompileSettings:
             self._set("dynamic", self.dynamic or Dynamic.STATIC)
             if self.stance is not None and self.dynamic is not Dynamic.AUTO:
                 raise SettingsError(f"stance finds out which sizes change, so it goes with dynamic=auto, not {self.dynamic}")
+            if self.unbacked and not self.marks:
+                raise SettingsError(f"unbacked is how dynamic=mark marks lengths, not dynamic={self.dynamic}; leave it out")
             if self.parts is not None and self.scope is not Scope.MODULAR:
                 raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
             for name, part in self.parts or ():

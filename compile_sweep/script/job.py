@@ -142,6 +142,7 @@ NOT_FOR_SCRIPTS: Mapping[str, str] = {
     "workload": "options are a workload's, and a script has none",
     "ddp": "the script wraps its own model",
     "accumulate": "the script accumulates its own gradients",
+    "unbacked": "lengths of a script are marked by mark_dynamic alone",
 }
 """Settings that cannot be applied to a script from outside, and why."""
 

@@ -233,7 +233,8 @@ def every_candidate(bucket_sizes: Iterable[int], pad_multiples: Iterable[int]) -
         for multiple in pad_multiples:
             yield {"scope": Scope.EAGER, "padding": Padding.LONGEST, "pad_multiple": multiple, "optimizer": optimizer}
     compiled = [scope for scope in Scope if scope not in (Scope.EAGER, Scope.NESTED)]
-    for scope, dynamic, mode, optimizer in product(compiled, Dynamic, Mode, GRID_OPTIMIZERS):
+    modes = [mode for mode in Mode if mode is not Mode.LITE]
+    for scope, dynamic, mode, optimizer in product(compiled, Dynamic, modes, GRID_OPTIMIZERS):
         common: Candidate = {"scope": scope, "mode": mode, "dynamic": dynamic, "optimizer": optimizer}
         if dynamic is Dynamic.STATIC:
             yield common

@@ -66,6 +66,9 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2),
         ("scope=full,static_gradients=on,backend=aot_eager", 1),
         ("scope=eager,optimizer=foreach_map", 1),
+        ("scope=full,dynamic=mark,unbacked=on,pad_multiple=4,backend=aot_eager", 1),
+        ("scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,compiler.dynamic_sources=L['ids']%2CL['labels']", 1),
+        pytest.param("scope=full,mode=lite", 1, marks=FURTHER),
         ("scope=full,accumulate=3,dynamic=mark,pad_multiple=4,backend=aot_eager", 1),
     ],
 )

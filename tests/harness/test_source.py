@@ -37,6 +37,7 @@ SPELLED = [
     "scope=full,mode=reduce-overhead,autocast=off,attention=eager",
     "scope=regional,dynamic=auto,attention=unmasked",
     "scope=full,memory_format=channels_last,sdpa_kernel=flash,mode=reduce-overhead",
+    "scope=modular,dynamic=mark,unbacked=on",
     "scope=full,dynamic=mark,accumulate=4,autocast=fp16,mode=reduce-overhead",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from toy_workloads import Toy
 
 from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.describe import describe, foreach_map_refusal
-from compile_sweep.schema.settings import Attention, CompileSettings, OptimizerKind, Scope
+from compile_sweep.schema.settings import Attention, CompileSettings, Mode, OptimizerKind, Scope
 from orchestrator.plan.space import Candidate, Target, choose, every_candidate, unsupported, varied
 from workloads.captioning import Captioning
 
@@ -228,3 +228,14 @@ def test_buckets_are_of_the_batches_that_a_setting_has() -> None:
     target = replace(SIZED, row_lengths=lengths, options={"batch_size": int})
     of_eight, of_one = choose([{"num_buckets": 2}, {"num_buckets": 2, "batch_size": 1}], target).settings
     assert (of_eight.buckets, of_one.buckets) == ((8, 64), (8, 64))
+
+
+def test_mode_lite_is_refused_where_torch_does_not_have_it() -> None:
+    class Older:
+        def inductor_options(self) -> Mapping[str, str]:
+            return {"epilogue_fusion": "bool"}
+
+    chosen = choose([{"mode": "lite"}], replace(CPU, torch=Older()))
+    assert re.search(r"torch \S+ has no mode=lite; leave it out", chosen.excluded[0].reason)
+    assert choose([{"mode": "lite"}], CPU).settings
+    assert Mode.LITE not in {candidate.get("mode") for candidate in CANDIDATES}
