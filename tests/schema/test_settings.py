@@ -19,7 +19,7 @@ from orchestrator.plan.space import GRID_OPTIMIZERS, Target, choose, every_candi
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "scope": tuple(Scope),
-    "mode": (None, *Mode),
+    "mode": (None, *(mode for mode in Mode if mode is not Mode.LITE)),  # which no recipe tries
     "cudagraphs": (None, False, True),
     "dynamic": (None, *Dynamic),
     "padding": (None, *Padding),
