@@ -49,7 +49,7 @@ def s3_uri(s3_port: int) -> Callable[..., str]:
     return uri
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     from orchestrator.run.session import ray_session
 
