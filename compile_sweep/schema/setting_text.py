@@ -264,7 +264,7 @@ def suggest(word: str, options: Iterable[str]) -> str:
 def describe(settings: CompileSettings) -> dict[str, str]:
     """Describes each field that is not at its default in a few words for a person, by the field's name."""
     if settings.as_written:
-        size = {"workload.batch_size": f"batch_size={settings.batch_size}"} if settings.batch_size else {}
+        size = {BATCH_SIZE: f"batch_size={settings.batch_size}"} if settings.batch_size else {}
         return {"as_written": "as the script has it"} | size
     words: dict[str, str] = {"scope": settings.scope}
     if settings.mode is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def rounding_of(target: Target) -> float:
 
 def save(trajectory: Trajectory, path: Path) -> None:
     """Writes a trajectory to a file."""
-    torch.save({field.name: getattr(trajectory, field.name) for field in fields(Trajectory)}, path)
+    torch.save(trajectory.to_dict(), path)
 
 
 def load(path: Path) -> Trajectory:

@@ -7,7 +7,7 @@ Output: the sizes that were tried, in order, each with its peak memory, or None 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,12 +86,6 @@ def bisected(peak_of: Callable[[int], int | None], *, start: int) -> list[TriedB
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return tried
-
-
-def largest_of(tried: Sequence[TriedBatch]) -> TriedBatch | None:
-    """Returns the largest size that fits; None if none does."""
-    fitting = [one for one in tried if one.peak_memory_bytes is not None]
-    return max(fitting, key=lambda one: one.batch_size, default=None)
 
 
 def peak_memory(workload: Workload, settings: CompileSettings, device: torch.device) -> int | None:

@@ -15,9 +15,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -73,10 +72,10 @@ class ReferenceStore:
         """Keeps runs for later trials, if they are complete; what cannot be written is not kept."""
         if num_workers() > 1 or references.precise is None:
             return
-        runs = [_values(one) for one in (references.eager, *references.permuted)]
+        runs = [one.to_dict() for one in (references.eager, *references.permuted)]
         kept = {
             "eager": runs,
-            "precise": _values(references.precise),
+            "precise": references.precise.to_dict(),
             "precise_dtype": references.precise_dtype,
             "rounding": references.rounding,
         }
@@ -114,10 +113,6 @@ def is_same_run(kept: Trajectory, made: Trajectory) -> bool:
         and math.isclose(kept.losses[0], made.losses[0], rel_tol=SAME_LOSS)
         and all(math.isclose(*pair, rel_tol=SAME_TRAINING) for series in later for pair in zip(*series, strict=True))
     )
-
-
-def _values(trajectory: Trajectory) -> dict[str, Any]:
-    return {field.name: getattr(trajectory, field.name) for field in fields(Trajectory)}
 
 
 def _identity(prepared: Prepared, batches: Sequence[Batch]) -> Iterator[bytes]:

@@ -13,8 +13,9 @@ import pickle
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,6 +68,10 @@ class Trajectory:
     infinities: Sequence[Sequence[int]] = ()
     """For inference, how many elements of each step's whole outputs are inf and -inf, by output; `losses` does not contain them.
     """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields by name, as `torch.save` writes them; `Trajectory(**values)` restores the trajectory."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def make_recorder(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
