@@ -7,8 +7,9 @@ repeated blocks compiled or, where it has none, with the strategy for lengths th
 it finds breaks and recompiles in a fraction of Inductor's time, and generates no code. Each family has a process of its own,
 forked from one that has imported torch.
 
-Output of `python -m benchmarks.families --output FILE`: a JSON line for each. What is in the file is not run again unless it is
-named. `--table FILE` writes the table between two marks of a Markdown file. About 30 s of CPU time for each.
+Output of `python -m benchmarks.families --output FILE [--jobs N]`: a JSON line for each family, as it ends. What is in the file
+is not run again unless it is named. `--table FILE` writes the table between two marks of a Markdown file. About 30 s of CPU time
+for each. Needs neither Ray nor a network.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
 import textwrap
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,36 +151,58 @@ def _batches(target: Target) -> str:
     return f"{target.min_length} to {target.max_length}" + (", as they come" if target.unpadded_reason else "")
 
 
-def run_all(output: Path, names: Sequence[str]) -> None:
-    """Looks at the families that are named, or at those that the file does not hold yet, each in a process of its own."""
+def run_all(output: Path, names: Sequence[str], *, jobs: int = 1) -> None:
+    """Looks at families, each in a process of its own, and prints a line for each as it ends.
+
+    Args:
+        output: JSON lines, to which a line is added as each family ends.
+        names: Families to run; by default those that the file does not hold yet.
+        jobs: How many run at the same time.
+    """
     done = {line["family"] for line in records(output)}
     found = families()
-    for name in names or [name for name in found if name not in done]:
-        kind = found[name]
-        print(name, flush=True)
-        child = os.fork()
-        if child == 0:
-            _in_child(name, kind, output)
-        ended = time.monotonic() + DEADLINE_S
-        while os.waitpid(child, os.WNOHANG)[0] == 0:
-            if time.monotonic() > ended:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
-                break
-            time.sleep(0.2)
+    waiting = deque(names or [name for name in found if name not in done])
+    running: dict[int, tuple[str, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name = waiting.popleft()
+            if (child := os.fork()) == 0:
+                _in_child(name, found[name], output)
+            running[child] = name, time.monotonic() + DEADLINE_S
+        time.sleep(0.2)
+        for child, (name, ends) in list(running.items()):
+            if time.monotonic() > ends:
+                os.kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del running[child]
+                print(f"{name}: {_summary(name, output, os.waitstatus_to_exitcode(status))}", flush=True)
+
+
+def _summary(name: str, output: Path, exit_code: int) -> str:
+    """Returns what to print of a family that ended."""
+    if exit_code:
+        return f"no result, exit code {exit_code}"
+    record = next(record for record in records(output) if record["family"] == name)
+    said = [f"refused: {_cell(record['refused'])}"] if "refused" in record else [_outcome(one) for one in record["trials"][1:]]
+    if "trials" in record and record["trials"][0]["label"] is not None:
+        said.insert(0, f"eager: `{record['trials'][0]['label']}`")
+    return f"{'; '.join(said)} ({record['wall_s']:.0f} s)"
 
 
 def _in_child(name: str, kind: type[ModelWorkload], output: Path) -> None:
+    exit_code = 1
     try:
         torch.set_num_threads(1)
-        line = json.dumps(looked_at(name, kind))
-        with output.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = json.dumps(looked_at(name, kind)) + "\n"
+        file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, line.encode())  # one call, so that lines of processes that end together do not mix
+        exit_code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(exit_code)
 
 
 def records(output: Path) -> list[dict[str, Any]]:
@@ -229,10 +254,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="JSON lines; families that are there are not run again")
     parser.add_argument("names", nargs="*", metavar="NAME", help="families to run, by default those that are not there yet")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="families that run at the same time, with one thread each"
+    )
     parser.add_argument("--table", type=Path, metavar="FILE", help="Markdown file whose table is written anew; runs nothing")
     arguments = parser.parse_args()
     if arguments.table is None:
-        run_all(arguments.output, arguments.names)
+        if unknown := [name for name in arguments.names if name not in families()]:
+            parser.error(f"there is no family {unknown[0]}; the families are {', '.join(families())}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # families run on the CPU, also where there is a GPU
+        run_all(arguments.output, arguments.names, jobs=max(1, arguments.jobs))
         return 0
     text = arguments.table.read_text(encoding="utf-8")
     before, _, rest = text.partition(FIRST)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.families import __main__ as command
 from benchmarks.families import forms
-from benchmarks.families.__main__ import families, table, written_lines
+from benchmarks.families.__main__ import families, records, run_all, table, written_lines
 
 
 def test_every_family_is_a_workload_that_is_named_once() -> None:
@@ -33,3 +39,23 @@ def test_a_record_becomes_a_row() -> None:
     assert rows[0] == "| Other | 2 | | | | refused: padding changes |"
     assert rows[1].startswith("| Some | 4 | 8 to 32 | full, mark: 1 graph | regional,")
     assert rows[1].endswith("`diverges` | off by \\| 3 % |")
+
+
+def test_families_run_side_by_side_and_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looked_at(name: str, kind: object) -> dict[str, Any]:
+        if name == "broken":
+            raise RuntimeError("no luck")
+        return {"family": name, "refused": "x" * 100_000, "wall_s": 2.0}
+
+    monkeypatch.setattr(command, "families", lambda: dict.fromkeys(("one", "two", "broken")))
+    monkeypatch.setattr(command, "looked_at", looked_at)
+    output = tmp_path / "found.jsonl"
+    run_all(output, ["one"])
+    capsys.readouterr()
+    run_all(output, [], jobs=2)
+    assert sorted(record["family"] for record in records(output)) == ["one", "two"]
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(line.partition(":")[0] for line in said) == ["broken", "two"]
+    assert "broken: no result, exit code 1" in said
