@@ -22,7 +22,7 @@ from analysis.comparing.changes import FIGURES, Comparison, News, Pair, compare,
 from analysis.comparing.rules import Finding, Rule, check
 from analysis.comparing.words import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
 from analysis.formatting import instant
-from analysis.load import SweepInfo, load, load_sweep
+from analysis.load import SweepInfo, load_for_analysis, load_sweep
 from analysis.page.page import COMPARISON_FILE
 from analysis.report import renew_report
 from compile_sweep import command_line
@@ -116,9 +116,10 @@ def write_comparison(
 
 def _command(options: Options) -> int:
     rules = [Rule.parse(words) for words in options.fail_on]
-    before, after = load(options.before), load(options.after)
+    (before, attempts_before), (after, attempts_after) = load_for_analysis(options.before), load_for_analysis(options.after)
     sweeps = (load_sweep(options.before), load_sweep(options.after))
-    attempts = (_attempts(options.before, options.after, options.repeat), load(options.after, all_attempts=True))
+    repeated = _attempts_of_repeats(options.before, options.after, options.repeat)
+    attempts = (pd.concat([attempts_before, *repeated], ignore_index=True), attempts_after)
     comparison = compare(before, after, sweeps=sweeps, attempts=attempts)
     findings = check(comparison, rules)
     path = options.output or options.after / COMPARISON_FILE
@@ -135,8 +136,8 @@ def _command(options: Options) -> int:
     return GATE_FAILED if any(finding.fails for finding in findings) else 0
 
 
-def _attempts(before: Path, after: Path, repeats: Sequence[Path]) -> pd.DataFrame:
-    """Returns the attempts of A and of its repeats.
+def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> list[pd.DataFrame]:
+    """Returns the attempts of each repeat of A.
 
     Raises:
         ConfigError: A repeat has another workload, or its folder was already named.
@@ -146,7 +147,7 @@ def _attempts(before: Path, after: Path, repeats: Sequence[Path]) -> pd.DataFram
         if folder.resolve() in [other.resolve() for other in named[:at]]:
             raise ConfigError(f"--repeat {folder} is named twice; give a sweep that ran apart from the others")
         refuse_other_work(load_sweep(before), load_sweep(folder))
-    return pd.concat([load(folder, all_attempts=True) for folder in (before, *repeats)], ignore_index=True)
+    return [load_for_analysis(folder)[1] for folder in repeats]
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:

@@ -13,7 +13,7 @@ from analysis.choose.decision import Outcome, saving
 from analysis.choose.pareto import summary
 from analysis.decision_text import minus
 from analysis.formatting import MISSING, duration, gib, or_estimate
-from analysis.load import load
+from analysis.load import load_for_analysis
 from analysis.page.verdict import none_usable
 from analysis.recommend import Recommendation, recommend, verdict
 from compile_sweep.schema.errors import ConfigError
@@ -46,9 +46,9 @@ def ending(folder: Path) -> Ending:
     Raises:
         RecordsError: The folder has no records that this version reads.
     """
-    df = load(folder)
+    df, attempts = load_for_analysis(folder)
     try:
-        found = recommend(df, Job(steps=USUAL_STEPS), attempts=load(folder, all_attempts=True))
+        found = recommend(df, Job(steps=USUAL_STEPS), attempts=attempts)
     except ConfigError as error:
         counted = summary(df)
         return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None)

@@ -19,7 +19,7 @@ import tyro
 from analysis.command_line import SweepFolder
 from analysis.figures import break_even_figure, break_even_info, pareto_figure, pareto_info
 from analysis.figures.chart_style import HEIGHT_PX, WIDTH_PX
-from analysis.load import SweepInfo, load, load_sweep
+from analysis.load import SweepInfo, load_for_analysis, load_sweep
 from analysis.page.charts import page_charts
 from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError, SweepFolderError
@@ -85,11 +85,11 @@ def write_picture(folder: str | Path, path: str | Path, chart: str = FRONT) -> P
     """
     _browser()  # before anything is read
     folder = Path(folder)
-    df, sweep = load(folder), load_sweep(folder)
+    (df, attempts), sweep = load_for_analysis(folder), load_sweep(folder)
     if chart == FRONT:
         return draw(pareto_figure(pareto_info(df), title=picture_title(sweep)), Path(path))
-    attempts, starts = load(folder, all_attempts=True), read_warm_starts(folder)
-    drawn = {one.name: go.Figure(one.figure) for one in page_charts(df, attempts, starts, sweep)}
+    charts = page_charts(df, attempts, read_warm_starts(folder), sweep)
+    drawn = {one.name: go.Figure(one.figure) for one in charts}
     if (jobs := break_even_info(df)).settings:
         drawn["break-even"] = break_even_figure(jobs)
     if chart not in drawn:

@@ -46,7 +46,7 @@ from analysis.decision_text import (
     words_of_baseline,
 )
 from analysis.formatting import MISSING, cell, duration, figure, number, span, whole
-from analysis.load import load
+from analysis.load import load_for_analysis
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag, Repeated, Several
 from compile_sweep.schema.errors import ConfigError
@@ -268,7 +268,7 @@ def job_of(told: JobOptions, steps: int) -> Job:
 
 def trials_of(told: JobOptions) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Returns the trials and all attempts of the sweep in the options."""
-    return load(told.folder), load(told.folder, all_attempts=True)
+    return load_for_analysis(told.folder)
 
 
 def _command(told: Options) -> int:

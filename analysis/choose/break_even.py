@@ -322,4 +322,4 @@ def warm_compiling_s(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:
     keys = pd.MultiIndex.from_frame(trials[["settings_key", "num_workers"]])
     trial = pd.Series(taken.reindex(keys).to_numpy(), index=trials.index, dtype="Float64")
     eager = trials["compile_s"].where((trials["scope"] == Scope.EAGER).to_numpy(dtype=bool))
-    return started.fillna(trial).fillna(eager).astype("Float64")
+    return started.astype("Float64").fillna(trial).fillna(eager)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.formatting import number
+from analysis.formatting import number, text
 from compile_sweep.schema import pareto
 from compile_sweep.schema.objectives import INTERVALS, Goal
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
@@ -283,10 +283,8 @@ def dominated(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 def _joined(df: pd.DataFrame, *names: str) -> pd.Series:
     """Joins the columns to one text per row, for grouping; a missing value is a value like any other."""
-    joined = pd.Series("", index=df.index, dtype="string")
-    for name in names:
-        joined = joined + " " + df[name].astype("string").fillna("")
-    return joined
+    rows = zip(*(df[name] for name in names), strict=True)
+    return pd.Series(["".join(f" {text(value) or ''}" for value in row) for row in rows], index=df.index, dtype="string")
 
 
 def floats(column: pd.Series) -> npt.NDArray[np.float64]:

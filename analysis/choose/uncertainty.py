@@ -181,7 +181,7 @@ def _is_on_cpu(attempts: pd.DataFrame) -> bool:
 
 def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:
     """Returns the figures of each setting with several valid measurements: usable, undisturbed, in one environment."""
-    if name not in attempts or "settings_key" not in attempts:
+    if name not in attempts or "settings_key" not in attempts or not attempts["settings_key"].duplicated().any():
         return []
     alike = ["settings_key", "num_workers", "environment_key"]
     looked_at = {*alike, "status", "caches", "contended", name}  # of about a hundred columns, all of which would be copied by row

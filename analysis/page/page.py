@@ -32,7 +32,7 @@ from analysis.columns import COMPILE_PHASES
 from analysis.decision_text import MEMORY_MORE, SENTENCES, STARTS, TILES
 from analysis.figures import BreakEvenInfo, break_even_data, break_even_figure, break_even_info, plotly_script
 from analysis.formatting import MISSING, gib, instant, text
-from analysis.load import SweepInfo, load, load_sweep
+from analysis.load import SweepInfo, load_for_analysis, load_sweep
 from analysis.page.charts import Chart, as_json, fronts, page_charts
 from analysis.page.slowness import reasons
 from analysis.page.table import static_table, table, table_data, unusable
@@ -97,7 +97,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
     Raises:
         RecordsError: `sweep.json` or `trials.jsonl` is missing, or this version did not write it.
     """
-    df, attempts = load(folder), load(folder, all_attempts=True)
+    df, attempts = load_for_analysis(folder)
     sweep = load_sweep(folder)
     found = summary(df)
     over = fronts(df, attempts)
@@ -255,6 +255,7 @@ def _policy(*scripts: str, live: bool) -> str:
     return f"default-src 'none'; script-src {allowed};{own} style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
+@cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
