@@ -12,6 +12,7 @@ from samples import measured
 
 import analysis
 from analysis.comparing.changes import Comparison, compare
+from analysis.load import load_for_analysis
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SCHEMA_VERSION, Caches, TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -27,7 +28,7 @@ ENVIRONMENT = {"python": "3.11.7", "torch": "2.13.0", "gpu": "NVIDIA H200", "dri
 
 def compared(folders: tuple[Path, Path]) -> Comparison:
     """Returns what changed from the first sweep to the second."""
-    frames = [analysis.load(folder) for folder in folders]
+    frames = [load_for_analysis(folder)[0] for folder in folders]
     return compare(*frames, sweeps=(analysis.load_sweep(folders[0]), analysis.load_sweep(folders[1])))
 
 

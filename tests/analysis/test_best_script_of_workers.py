@@ -57,6 +57,7 @@ def test_two_workers_train_by_the_exported_settings(spelled: str, num_workers: i
     assert (came.came["workers"], came.came["finite"]) == (2, True)
 
 
+@pytest.mark.nightly("two processes that import torch only to refuse; `make test` covers one worker on another device")
 @pytest.mark.ray
 @pytest.mark.slow
 def test_where_the_devices_are_others_nothing_is_run() -> None:

@@ -10,6 +10,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.choose.attribution import effects, region_prices
+from analysis.load import load_for_analysis
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
 
@@ -47,7 +48,7 @@ def test_the_interval_of_an_effect_covers_the_true_one_about_as_often_as_it_says
     """Pairs disagree by more than each one's error, as if a field's effect depended on other fields."""
     source, covered = np.random.default_rng(3), 0
     setting = "scope={},dynamic=mark,pad_multiple={}"
-    df = analysis.load(
+    df, _ = load_for_analysis(
         make_sweep(trial(setting.format(scope, 8 * (at + 1)), 500, 20) for at in range(pairs) for scope in ("full", "regional"))
     )
     is_regional = (df["scope"] == "regional").to_numpy()

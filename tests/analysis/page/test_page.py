@@ -13,12 +13,13 @@ from test_server import get, serving
 
 import analysis
 from analysis import compare, export
-from analysis.load import load
 from analysis.page.page import what_next
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
 HOSTILE = "<script>alert(1)</script>"
+
+SMALL = [trial("scope=eager", 500, 0.1), trial("scope=full", 900, 50)]
 
 
 def page_of(folder: Path) -> str:
@@ -32,7 +33,7 @@ def offer(folder: Path, **told: object) -> None:
 
 @pytest.mark.slow
 def test_best_py_is_linked_with_how_its_run_went(make_sweep: MakeSweep) -> None:
-    folder = make_sweep()
+    folder = make_sweep(SMALL)
     assert "python -m analysis.export DIR --steps 100000" in page_of(folder)
     offer(folder, sentence=f"It came to 1,001. {HOSTILE}")
     page = page_of(folder)
@@ -65,7 +66,7 @@ def test_an_export_beside_the_sweep_renews_its_report_and_one_elsewhere_does_not
 
 @pytest.mark.slow
 def test_a_comparison_beside_the_sweep_is_linked(make_sweep: MakeSweep) -> None:
-    folder = make_sweep()
+    folder = make_sweep(SMALL)
     assert "analysis.compare BEFORE DIR" in page_of(folder)
     assert compare.main([str(folder), str(folder)]) == 0
     assert '<a href="compare.html">' in (folder / "report.html").read_text()
@@ -73,7 +74,7 @@ def test_a_comparison_beside_the_sweep_is_linked(make_sweep: MakeSweep) -> None:
 
 @pytest.mark.slow
 def test_the_server_gives_what_the_page_links_as_it_is_and_lets_nothing_in_it_run(make_sweep: MakeSweep, tmp_path: Path) -> None:
-    folder = make_sweep()
+    folder = make_sweep(SMALL)
     with serving(folder) as server:
         before = get(server, "/version").words
         assert get(server, "/best.py").status == 404
@@ -91,7 +92,7 @@ def test_the_server_gives_what_the_page_links_as_it_is_and_lets_nothing_in_it_ru
 
 @pytest.mark.browser
 def test_a_comparison_that_somebody_else_wrote_runs_nothing(chromium: str, make_sweep: MakeSweep) -> None:
-    folder = make_sweep()
+    folder = make_sweep(SMALL)
     (folder / "compare.html").write_text("<script>document.title = 'hacked'</script><p>changed</p>")
     with serving(folder) as server, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -103,31 +104,23 @@ def test_a_comparison_that_somebody_else_wrote_runs_nothing(chromium: str, make_
 
 
 @pytest.mark.browser
-def test_commands_name_the_folder_and_follow_the_job(chromium: str, make_sweep: MakeSweep) -> None:
-    folder = make_sweep()
+def test_commands_name_the_folder_as_one_word_of_a_shell_and_follow_the_job(
+    chromium: str, make_sweep: MakeSweep, tmp_path: Path
+) -> None:
+    folder = make_sweep(SMALL).rename(tmp_path / "it's here")
+    quoted = f"'{tmp_path}/it'\\''s here'"
     report = analysis.write_report(folder)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         with Visit(browser, report) as visit:
             code = visit.page.locator("#command-job")
-            sync_api.expect(code).to_have_text(f"python -m analysis.export {folder} --steps 100000")
+            sync_api.expect(code).to_have_text(f"python -m analysis.export {quoted} --steps 100000")
+            sync_api.expect(visit.page.locator("#command-compare")).to_have_text(f"python -m analysis.compare BEFORE {quoted}")
             visit.page.get_by_label("Restarts").fill("7")
             visit.page.get_by_label("Price of a GPU-hour").fill("2.5")
-            asked = f"python -m analysis.recommend {folder} --steps 100000 --restarts 7 --price-per-gpu-hour 2.5"
+            asked = f"python -m analysis.recommend {quoted} --steps 100000 --restarts 7 --price-per-gpu-hour 2.5"
             sync_api.expect(visit.page.locator("#command-recommend")).to_have_text(asked)
             visit.page.locator("#command-recommend + button").click()
             sync_api.expect(visit.page.locator("#copied")).to_have_text(f"Copied {asked}")
             assert visit.errors == []
-        browser.close()
-    assert len(load(folder)) == 9
-
-
-@pytest.mark.browser
-def test_a_folder_with_a_quote_in_its_name_is_one_word_of_a_shell(chromium: str, make_sweep: MakeSweep, tmp_path: Path) -> None:
-    folder = make_sweep().rename(tmp_path / "it's here")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        with Visit(browser, analysis.write_report(folder)) as visit:
-            quoted = f"'{tmp_path}/it'\\''s here'"
-            sync_api.expect(visit.page.locator("#command-compare")).to_have_text(f"python -m analysis.compare BEFORE {quoted}")
         browser.close()
