@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -333,19 +333,32 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
         scratch_folders.check_temp_folder()
     else:  # the output is to be pasted, so only a person at a terminal sees the wait
         console = Console(stderr=True, quiet=not sys.stderr.isatty())
-    with _describer(config, None, console) as describer:
-        target = _target(describer, config, device, None)
-        (setting,) = given(f"--{asked}", [str(spelled)], (), target).settings
+    with ExitStack() as undo:
+        describer = undo.enter_context(_describer(config, None, console))
         if asked == "source":
+            target, setting = _given_one(describer, config, device, asked, spelled)
             about = {"workload": config.workload, "size": target.size, "seed": config.seed, "has_gpu": target.has_gpu}
             spelled_out = {"settings": setting.key, "device": str(device), "num_workers": config.workers_per_trial}
             print(describer.ask("source", **about, **spelled_out), end="")
             return 0
-    from orchestrator.view.bisect import bisect  # imported here, because a sweep does not need it
-    from orchestrator.view.explain import explain
+        from orchestrator.run.local_runner import server_alone  # imported here, because a sweep does not need these
+        from orchestrator.view.bisect import bisect
+        from orchestrator.view.explain import explain
 
-    look = bisect if asked == "bisect" else explain
-    return look(setting, config.workload, target, config.seed, device, console)
+        servers = undo.enter_context(closing(server_alone(config.workload, use_gpu=device is Device.CUDA)))
+        target, setting = _given_one(describer, config, device, asked, spelled)
+        describer.close()
+        look = bisect if asked == "bisect" else explain
+        return look(setting, config.workload, target, config.seed, device, console, servers)
+
+
+def _given_one(
+    describer: Describer, config: SweepConfig, device: Device, asked: str, spelled: object
+) -> tuple[Target, CompileSettings]:
+    """Returns what the setting must fit, and the setting."""
+    target = _target(describer, config, device, None)
+    (setting,) = given(f"--{asked}", [str(spelled)], (), target).settings
+    return target, setting
 
 
 def _fronts(config: SweepConfig) -> Fronts:

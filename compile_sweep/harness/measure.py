@@ -16,7 +16,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.diagnostics.late_compiles import LateCompiles
+from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
 from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
@@ -82,6 +83,7 @@ class _Run:
     protocol: Protocol
     pipeline: Pipeline
     store: ReferenceStore | None
+    repeated: RepeatedGraphs | None
 
     @property
     def device(self) -> torch.device:
@@ -124,6 +126,7 @@ def measure(
     protocol: Protocol | None = None,
     pipeline: str = Pipeline.RESIDENT,
     store: ReferenceStore | None = None,
+    repeated: RepeatedGraphs | None = None,
     on_phase: Callable[[Phase], None] = lambda phase: None,
     on_early: Callable[[dict[str, float]], None] = lambda early: None,
 ) -> Measurement:
@@ -135,6 +138,7 @@ def measure(
         protocol: How long to measure.
         pipeline: `resident` for prepared batches, `real` for the workload's own loader.
         store: Where the sweep keeps eager runs for later trials; None to make them all here.
+        repeated: Spares the warm-up the code of graphs that repeat others; None to generate it for all.
         on_phase: Called when a phase begins.
         on_early: Called with figures from the first timed pass, by their names in the measurement.
 
@@ -154,6 +158,7 @@ def measure(
             protocol=protocol or Protocol(),
             pipeline=source_of_batches,
             store=store,
+            repeated=repeated,
         )
         return _measure(run, on_phase, on_early)
 
@@ -172,7 +177,8 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         source = step.source
         _synchronize(device)
         on_phase(Phase.WARMING_UP)
-        warmup = _warm_up(step, recorder, warmup_batches, device)
+        with run.repeated.spared(diagnostics.recompile_reasons) if run.repeated else nullcontext():
+            warmup = _warm_up(step, recorder, warmup_batches, device)
         late = LateCompiles(step, diagnostics.recompile_reasons, steps=len(warmup_batches))
         del recorder, warmup_batches
         on_phase(Phase.STEADY)

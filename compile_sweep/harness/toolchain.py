@@ -41,6 +41,26 @@ def warm_cpp_headers() -> None:
                 mark.write("made\n")
 
 
+def check_vector_instructions() -> None:
+    """Makes torch's check of the CPU's vector instructions, or takes its result from an earlier process on this host.
+
+    Torch compiles and loads a program for it, with an empty compile cache in every process, which takes 3 s and more.
+    """
+    from torch._inductor import config
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    found = cpp_header_folder() / f"compile-sweep-vectors-{torch.__version__}"
+    config.cpp.vec_isa_ok = True
+    if not found.exists() or found.read_text(encoding="utf-8").split() != [
+        str(one).replace(" ", "-") for one in valid_vec_isa_list()
+    ]:
+        config.cpp.vec_isa_ok = None
+        valid_vec_isa_list.cache_clear()
+        written = found.with_name(f"{found.name}.{os.getpid()}")
+        written.write_text("\n".join(str(one).replace(" ", "-") for one in valid_vec_isa_list()), encoding="utf-8")
+        os.replace(written, found)
+
+
 def link_cpp_headers(headers: Path) -> None:
     """Lets processes that this one starts find the headers although its temporary files now go to a new folder.
 

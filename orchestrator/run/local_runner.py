@@ -11,6 +11,7 @@ from typing import Any
 
 from compile_sweep.schema.errors import SweepFolderError
 from compile_sweep.schema.outcome import Death, Phase
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SweepConfig
 from orchestrator.guard import watchdog
 from orchestrator.guard.progress import Progress, ProgressTracker
@@ -156,6 +157,19 @@ def attempt_alone(
         return attempt(assignment, tracker, servers, watch)
     with closing(Servers(imports_workload=False)) as own:
         return attempt(assignment, tracker, own, watch)
+
+
+def server_alone(workload: str, *, use_gpu: bool) -> Servers:
+    """Starts the fork server of an attempt outside any sweep before its setting is known, because imports take seconds.
+
+    Args:
+        workload: A built-in workload's name, or `package.module:Class`.
+        use_gpu: Whether to train on a GPU.
+    """
+    servers = Servers(imports_workload=False)
+    plan = plan_alone(Path(), workload, "", 0, use_gpu=use_gpu, compile_deadline_s=0.0, trial_deadline_s=0.0)
+    servers.server_for(plan, environment_at_import(Assignment(plan=plan, trial_id="alone", settings=CompileSettings())))
+    return servers
 
 
 def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bool, **own: Any) -> TrialPlan:

@@ -67,8 +67,12 @@ class TrialPlan:
     """Fields of the harness's `Protocol` that differ from its defaults."""
     bisects: bool = False
     """Whether an attempt looks for the module with wrong numbers, instead of measuring."""
-    names_targets: bool = False
-    """Whether the figures also contain `targets`, the names of modules that are compiled one by one."""
+    explains: bool = False
+    """Whether the figures also contain what `--explain` needs besides: `targets`, the names of modules that are compiled one by
+    one, and `graphs_without_code`. They do not contain torch's check of the CPU's vector instructions.
+    """
+    spares_repeats: bool = False
+    """Whether graphs that repeat others get no code (`repeated_graphs.py`)."""
 
     @classmethod
     def of(cls, config: SweepConfig, folder: Path, **own: Any) -> TrialPlan:

@@ -215,16 +215,25 @@ def _measure(
 
     torch.set_num_threads(len(cpus))  # Ray Train has loaded torch already, with Ray's choice for the number of threads
 
+    from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
     from compile_sweep.harness.measure import measure
     from compile_sweep.harness.measurement import Protocol, told_by_all
     from compile_sweep.harness.numerics.reference_store import ReferenceStore
     from compile_sweep.harness.prepare import prepare
-    from compile_sweep.harness.toolchain import cpp_header_folder, link_cpp_headers, start_compile_workers, warm_cpp_headers
+    from compile_sweep.harness.toolchain import (
+        check_vector_instructions,
+        cpp_header_folder,
+        link_cpp_headers,
+        start_compile_workers,
+        warm_cpp_headers,
+    )
     from compile_sweep.harness.warm_start import Start, restart
     from compile_sweep.schema.record import Measurement
 
     if not plan.use_gpu:
         warm_cpp_headers()
+        if plan.explains:
+            check_vector_instructions()
     elif assignment.settings.mode is not None:
         start_compile_workers()
     headers = cpp_header_folder()  # the host's folder, which all trials share
@@ -280,6 +289,7 @@ def _measure(
     gc.collect()  # once, so that a compile finds the heap in the same state as long after the imports
     sharing = Sharing(assignment, workload, parent.rank)
     sharing.restore(deadline - time.monotonic())
+    repeated = RepeatedGraphs() if plan.spares_repeats else None
     protocol = Protocol(**plan.protocol) if plan.protocol else None  # type: ignore[arg-type]  # its whole numbers, too
     with sharing.watching():
         prepared = prepare(workload, assignment.settings, device)
@@ -294,6 +304,7 @@ def _measure(
                 rank=parent.rank,
                 protocol=protocol,
                 pipeline=plan.pipeline,
+                repeated=repeated,
                 store=ReferenceStore(folder=folder / EAGER_RUNS) if (folder := Path(plan.folder)).is_dir() else None,
                 on_phase=on_phase,
                 on_early=parent.report_early_figures,
@@ -308,7 +319,11 @@ def _measure(
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
         "gpu_neighbours": neighbors,
-        **({"targets": prepared.targets} if plan.names_targets else {}),
+        **(
+            {"targets": prepared.targets, "graphs_without_code": repeated.without_code if repeated else 0}
+            if plan.explains
+            else {}
+        ),
     }
 
 

@@ -11,6 +11,7 @@ from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
+from orchestrator.run.forked_attempt import Servers
 from orchestrator.view.explain import measured_alone, print_subject
 
 DEADLINE_S = 3600.0
@@ -18,7 +19,13 @@ DEADLINE_S = 3600.0
 
 
 def bisect(
-    settings: CompileSettings, workload_name: str, workload: WorkloadFacts, seed: int, device: Device, console: Console
+    settings: CompileSettings,
+    workload_name: str,
+    workload: WorkloadFacts,
+    seed: int,
+    device: Device,
+    console: Console,
+    servers: Servers,
 ) -> int:
     """Finds the module that is wrong under a setting and prints it; takes the arguments of `explain`.
 
@@ -28,7 +35,7 @@ def bisect(
     print_subject(settings, workload_name, workload, device, console)
     console.print("compiling one part at a time …", markup=False, highlight=False)
     assignment, attempt, _ = measured_alone(
-        settings, workload_name, workload, seed, device, trial_deadline_s=DEADLINE_S, bisects=True
+        settings, workload_name, workload, seed, device, servers, trial_deadline_s=DEADLINE_S, bisects=True
     )
     if attempt.figures is None:
         console.print(str(attempt.verdict(assignment).reason), markup=False, highlight=False, soft_wrap=True)

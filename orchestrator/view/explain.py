@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from compile_sweep.schema.outcome import Verdict
 from compile_sweep.schema.redact import redact_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
+from orchestrator.run.forked_attempt import Servers
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial import Attempt
 from orchestrator.run.trial_spec import Assignment
@@ -30,7 +32,13 @@ _LOG_LINES = 15
 
 
 def explain(
-    settings: CompileSettings, workload_name: str, workload: WorkloadFacts, seed: int, device: Device, console: Console
+    settings: CompileSettings,
+    workload_name: str,
+    workload: WorkloadFacts,
+    seed: int,
+    device: Device,
+    console: Console,
+    servers: Servers,
 ) -> int:
     """Measures the setting and prints the findings; records nothing.
 
@@ -41,21 +49,30 @@ def explain(
         seed: Seed for weights and data.
         device: The device to measure on.
         console: Where to print.
+        servers: Forks the measured process.
 
     Returns:
         The command's exit code: 0 if there is a measurement, whatever it says about the setting, and 1 if there is none.
     """
     print_subject(settings, workload_name, workload, device, console)
-    assignment, attempt, log = measured_alone(
+    measured = partial(
+        measured_alone,
         settings,
         workload_name,
         workload,
         seed,
         device,
+        servers,
         on_phase=lambda elapsed_s, phase: console.print(f"[{elapsed_s:7.1f} s] {phase}", markup=False, highlight=False),
         trial_deadline_s=DEADLINE_S,
-        names_targets=True,
+        explains=True,
     )
+    assignment, attempt, log = measured(spares_repeats=True)
+    if (found := attempt.figures) is not None and found["graphs_without_code"] and not found["recompile_limit_hits"]:
+        console.print(
+            "graphs that repeat others are in use; measuring again, with code for them …", markup=False, highlight=False
+        )
+        assignment, attempt, log = measured()
     _say(console, "verdict", [_judged(attempt.verdict(assignment))])
     if attempt.figures is None:
         _say(console, "the end of its output", log.splitlines()[-_LOG_LINES:])
@@ -81,6 +98,7 @@ def measured_alone(
     workload: WorkloadFacts,
     seed: int,
     device: Device,
+    servers: Servers,
     *,
     on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
     **own: Any,
@@ -93,6 +111,7 @@ def measured_alone(
         workload: Facts about the workload, in the size to measure.
         seed: Seed for weights and data.
         device: The device to measure on.
+        servers: Forks the measured process.
         on_phase: Called with the seconds since the attempt began and the phase it entered.
         own: Additional fields of `TrialPlan`.
 
@@ -110,7 +129,7 @@ def measured_alone(
             **own,
         )
         assignment = Assignment(plan=plan, trial_id="alone", settings=settings)
-        attempt = attempt_alone(assignment, on_phase)
+        attempt = attempt_alone(assignment, on_phase, servers)
         return assignment, attempt, assignment.log_file(0).read_text(encoding="utf-8", errors="replace")
 
 

@@ -266,6 +266,12 @@ def _times(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _phases(found: Mapping[str, Any]) -> Iterator[str]:
     total = found["compile_s"]
+    spared = found.get("graphs_without_code")
+    if spared is not None and found["device"] == "cpu":
+        yield "without torch's check of this CPU's vector instructions, which every trial of a sweep makes"
+    if spared:
+        graphs = _number(found["graphs"], "graph")
+        yield f"without the code of {spared} of {graphs}, which repeat others and run once: longer in a sweep"
     yield f"{total:.1f} s; the first step took {found['first_step_s']:.1f} s"
     for name, seconds in found["compile_phases_s"].items():
         if seconds >= 0.05:
