@@ -6,24 +6,29 @@ weights are drawn anew for each trial. Right steps are those of the built-in tra
 their own dropout, compiled with `aot_eager` once for each and checked at other weights and batches.
 
 Output: a table of shares found, by error, with dropout and without, in float32 and under bfloat16 autocast; and how many checks
-of right steps said what. `python -m benchmarks.gradient_errors 40`.
+of right steps said what. `python -m benchmarks.gradient_errors 40`. On a GPU, `python -m benchmarks.gradient_errors --gpu` checks
+workloads of a real size under bfloat16 autocast instead, right and with errors in one layer and in all but the last.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import cast
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 
-from compile_sweep.contract.base import load_workload
+from compile_sweep.contract.base import Batch, load_workload
 from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.seeding import seed_all
-from compile_sweep.harness.apply import applied
+from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.numerics.gradient_check import (
     Differentiated,
     GradientCheck,
@@ -32,7 +37,7 @@ from compile_sweep.harness.numerics.gradient_check import (
     check_step,
 )
 from compile_sweep.harness.numerics.references import build_model_on
-from compile_sweep.harness.prepare import prepare
+from compile_sweep.harness.prepare import Prepared, prepare
 from compile_sweep.schema.settings import CompileSettings
 
 ERRORS = (0.005, 0.01, 0.02, 0.05, 0.2)
@@ -132,8 +137,70 @@ def right(name: str, *, repeats: int) -> Iterator[GradientCheck]:
     torch._dynamo.reset()
 
 
+REAL = (("gpt2", "small", ""), ("gpt2", "small", "batch_size=64"), ("captioning", "base", ""), ("resnet", "resnet50", ""))
+"""Workload, size and field of a setting."""
+
+
+ALL_BUT_ONE = "all but the last"
+INJECTED = (("right", 0.0), ("one layer", 0.1), ("one layer", 0.2), ("one layer", 0.5), (ALL_BUT_ONE, 0.1), (ALL_BUT_ONE, 0.2))
+"""Layers whose gradients are too large, and by what fraction."""
+
+
+def on_a_gpu() -> None:
+    """Prints what the check says of workloads of a real size, one line for each error."""
+    gpu = torch.device("cuda")
+    print("| | gradients too large | outcome | error | allowed | layers checked | evaluations | seconds | named |")
+    print("|---|---|---|--:|--:|--:|--:|--:|---|")
+    for name, size, field in REAL:
+        settings = CompileSettings.parse(",".join(filter(None, ("scope=full,backend=aot_eager", field))))
+        prepared = prepare(load_workload(name)(size, 0), settings, gpu)
+        workload = prepared.workload
+        with workload.process_settings():
+            pool = workload.pool(prepared.policy, rank=0, device=gpu)
+            model = build_model_on(workload, gpu)
+            optimizer = prepared.optimizer(model)
+            seed_all(0)
+            with applied(prepared, model, optimizer) as step:
+                for number in range(6):
+                    state = torch.cuda.get_rng_state()
+                    step(pool[number % len(pool)])
+                draws = not torch.equal(state, torch.cuda.get_rng_state())
+                for what, error in INJECTED:
+                    began = time.monotonic()
+                    found = _checked_with(error, what == ALL_BUT_ONE, prepared, model, step, pool[0], draws)
+                    shares = (found.error, found.allowed, found.share_checked)
+                    cells = [f"{name} {size} {field}".strip(), f"{what}: {100 * error:g} %", found.outcome.value]
+                    cells += ["" if share is None else f"{100 * share:.3g} %" for share in shares]
+                    cells += [str(found.evaluations), f"{time.monotonic() - began:.1f}", ", ".join(list(found.layers)[:2])]
+                    print(f"| {' | '.join(cells)} |", flush=True)
+        torch._dynamo.reset()
+
+
+def _checked_with(
+    error: float, everywhere: bool, prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, draws: bool
+) -> GradientCheck:
+    """Checks a step on one batch; where it is compiled, gradients of one layer or of all but the last are too large."""
+    layers = sorted({name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad and p.ndim > 1})
+    spoiled = set(layers[:-1]) if everywhere else {random.Random(1).choice(layers)}
+
+    def run(batch: Batch) -> float:
+        loss = step.forward_and_backward(batch)
+        if torch._dynamo.eval_frame._stance.stance != "force_eager":
+            for name, parameter in model.named_parameters():
+                if name.rpartition(".")[0] in spoiled and parameter.grad is not None:
+                    parameter.grad *= 1 + error
+        return loss
+
+    found = check_step(prepared, model, cast(TrainStep, SimpleNamespace(forward_and_backward=run)), batch, draws=draws)
+    assert found is not None
+    return found
+
+
 def main() -> None:
     """Prints both tables."""
+    if sys.argv[1:] == ["--gpu"]:
+        on_a_gpu()
+        return
     torch.set_num_threads(1)  # the kernels are small
     print("| | " + " | ".join(f"{100 * error:g} %" for error in ERRORS) + " | right ones called wrong | skipped |")
     print("|---" * (len(ERRORS) + 3) + "|")

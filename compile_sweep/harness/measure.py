@@ -46,6 +46,7 @@ from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.record import Measurement
+from compile_sweep.schema.settings import Scope
 
 
 def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:
@@ -219,7 +220,7 @@ def _device_use(run: _Run, model: nn.Module, step: TrainStep, window: Window) ->
         step_ms=steady.step_ms_at(window, batch.length),
         dtype=compute_dtype(prepared.settings, prepared.workload.autocast_dtype(run.device), next(model.parameters()).dtype),
         device=run.device,
-        speedup_eager=speedup.ratio if speedup else None,
+        speedup_eager=speedup.ratio if speedup and prepared.settings.scope is not Scope.EAGER else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -164,54 +164,33 @@ def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_c
     assert next(iter(found.layers)) == "blocks.1.down"
 
 
-COMPILED_RESNET = {1e-3: (0.108, 1.561), 3e-3: (1.371, 2.826), 1e-2: (2.473, 4.729)}
-EAGER_RESNET = {1e-3: (0.166, 1.771), 3e-3: (1.214, 2.933), 1e-2: (2.370, 4.647)}
-"""Residuals of a ResNet-50 in bfloat16 on an H100, torch 2.11, scope=full with channels_last."""
+EAGER_RESNET = {1e-3: 0.105, 3e-3: -0.106, 3e-4: -0.276, 1e-2: -0.327}
+"""Residuals of seven layers of a ResNet-50 under bfloat16 autocast on an H200, by width."""
 
 
 @pytest.mark.parametrize(
-    ("compiled", "eager", "draws", "outcome", "allowed"),
+    ("scale", "compiled", "draws", "outcome", "allowed"),
     [
-        pytest.param(COMPILED_RESNET, EAGER_RESNET, False, Outcome.OK, 0.3 * 1.771, id="a-residual-network"),
-        pytest.param(
-            {1e-3: (0.393, 0.296), 3e-3: (-1.47, -5.64), 1e-2: (-4.96, -1.66)},
-            {1e-3: (0.397, 0.301), 3e-3: (-1.31, -6.04), 1e-2: (-4.40, -1.43)},
-            True,
-            Outcome.OK,
-            0.3 * 0.397,
-            id="a-language-model",
-        ),
-        pytest.param(
-            {width: (one + 2.0, other + 2.0) for width, (one, other) in COMPILED_RESNET.items()},
-            EAGER_RESNET,
-            False,
-            Outcome.WRONG,
-            0.03,
-            id="two-layers-worth-too-much",
-        ),
-        pytest.param(
-            dict.fromkeys(EAGER_RESNET, (9.0, -9.0)),
-            dict.fromkeys(EAGER_RESNET, (8.0, -8.0)),
-            True,
-            Outcome.SKIPPED,
-            None,
-            id="nothing-can-be-seen",
-        ),
+        pytest.param(1, lambda eager: eager + 0.02, False, Outcome.OK, 0.03, id="same-function"),
+        pytest.param(1, lambda eager: -eager, True, Outcome.OK, 0.21, id="other-random-numbers"),
+        pytest.param(1, lambda eager: eager + 0.5, False, Outcome.WRONG, 0.03, id="half-too-much"),
+        pytest.param(1, lambda eager: 0.5 - eager, True, Outcome.WRONG, 0.03, id="half-too-much-and-random"),
+        pytest.param(30, lambda eager: -eager, True, Outcome.SKIPPED, None, id="nothing-can-be-seen"),
     ],
 )
 def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
     monkeypatch: pytest.MonkeyPatch,
-    compiled: dict[float, tuple[float, float]],
-    eager: dict[float, tuple[float, float]],
+    scale: float,
+    compiled: Callable[[float], float],
     draws: bool,
     outcome: Outcome,
     allowed: float | None,
 ) -> None:
     subject = Subject(net(), autocast=True)
 
-    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
-        found = (eager if subject.is_eager else compiled)[width]
-        return found[search._signs.index(signs) if signs in search._signs else 0]
+    def left_over(search: Any, moves: Any, signs: Any, width: float, rule: Any) -> float:
+        eager = scale * EAGER_RESNET[width]
+        return eager if subject.is_eager else compiled(eager)
 
     monkeypatch.setattr(gradient_check._Search, "_error", left_over)
     found = subject.check(draws=draws, rounding=BFLOAT16)
@@ -220,22 +199,37 @@ def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
 
 
 @pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("wrong", ["", "blocks.0.up"])
-def test_where_all_layers_together_bend_the_loss_too_much_groups_of_them_tell(
-    monkeypatch: pytest.MonkeyPatch, wrong: str, draws: bool
-) -> None:
+def test_a_group_that_is_wrong_is_found_among_right_ones(monkeypatch: pytest.MonkeyPatch, draws: bool) -> None:
     subject = Subject(net(), autocast=True)
 
-    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
-        if signs in search._signs:  # captioning in bfloat16 on an H100: 8 to 12 layers' worth
-            return 1e4 * width * (0.8 if subject.is_eager else 1.0)
+    def left_over(search: Any, moves: Any, signs: Any, width: float, rule: Any) -> float:
         rounding = 5e-5 / width * (-1.0 if subject.is_eager else 1.0)
-        return rounding + (0.5 if wrong in moves and not subject.is_eager else 0.0)
+        return rounding + (0.5 if "blocks.0.up" in moves and not subject.is_eager else 0.0)
 
     monkeypatch.setattr(gradient_check._Search, "_error", left_over)
     found = subject.check(draws=draws, rounding=BFLOAT16)
-    assert found.outcome is (Outcome.WRONG if wrong else Outcome.OK)
-    assert list(found.layers) == [wrong] * bool(wrong)
+    assert found.outcome is Outcome.WRONG
+    assert list(found.layers) == ["blocks.0.up"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_noise_in_gradients_does_not_agree_with_itself(factor: float) -> None:
+    subject = Subject(net(), layer="blocks.0.up", factor=factor)
+    run = subject.run
+
+    def run_with_noise() -> float:
+        loss = run()
+        noise = torch.Generator().manual_seed(hash(loss))  # another draw at every point, the same one at the same point
+        for parameter in subject.model.parameters():
+            assert parameter.grad is not None
+            size = 0.3 * parameter.grad.norm() / parameter.numel() ** 0.5
+            parameter.grad += size * torch.randn(parameter.shape, generator=noise)
+        return loss
+
+    subject.run = run_with_noise  # type: ignore[method-assign]
+    found = subject.check(rounding=BFLOAT16)
+    assert found.outcome is (Outcome.OK if factor == 1.0 else Outcome.WRONG), found
+    assert list(found.layers)[:1] == (["blocks.0.up"] if factor > 1 else [])
 
 
 class StraightThrough(Net):
