@@ -61,7 +61,7 @@ class Options:
     """Run a workload eagerly and under each scope, and say what was found and what a sweep would cost."""
 
     workload: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")] = None
-    """A built-in workload's name, or package.module:Class for your own."""
+    """A built-in workload's name, or package.module:Class or path/to/file.py:Class for your own."""
     script: str | None = None
     """A training script to check instead of a workload; its own arguments follow after --."""
     in_place: Flag = False

@@ -45,7 +45,7 @@ class ExplainOptions:
     setting: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")]
     """Like scope=full,dynamic=auto; what is left out takes its usual value."""
     workload: str = "captioning"
-    """captioning, another that `sweep --list` names, or package.module:Class for your own."""
+    """captioning, another that `sweep --list` names, or package.module:Class or path/to/file.py:Class for your own."""
     size: str = "auto"
     """One of the workload's sizes; auto is the first one with a GPU and the last one without."""
     device: Device | None = None

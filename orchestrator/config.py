@@ -218,7 +218,7 @@ class SweepConfig:
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None
     """auto (the default), quickstart, captioning, grid (the default with --searcher) or another; --list names them."""
     workload: str = "captioning"
-    """captioning, another that --list names, or package.module:Class for your own."""
+    """captioning, another that --list names, or package.module:Class or path/to/file.py:Class for your own."""
     size: str = AUTO
     """One of the workload's sizes; auto is the first one with a GPU and the last one without."""
     settings: Annotated[tuple[CompileSettings, ...], tyro.conf.Suppress] = ()

@@ -273,7 +273,10 @@ def unwrap_ddp(model: nn.Module) -> nn.Module:
 
 
 def load_workload(name: str) -> type[Workload]:
-    """Returns the workload class called `name`: a built-in one, one from an installed package, or `package.module:Class`.
+    """Returns the workload class called `name`: a built-in one, one from an installed package, or the user's own.
+
+    Args:
+        name: A short name, `package.module:Class` or `path/to/file.py:Class`.
 
     Raises:
         WorkloadError: There is no such workload, its module does not import, or it is not a `Workload`.

@@ -1,4 +1,4 @@
-"""Names of workloads: the built-in ones, those of installed packages, and `package.module:Class`. Needs no torch."""
+"""Names of workloads: built-in ones, those of installed packages, `package.module:Class`, `file.py:Class`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -43,16 +43,47 @@ def find_workload(name: str) -> tuple[str, str]:
     """Returns the module and the class that a workload's name stands for, without importing either.
 
     Raises:
-        WorkloadError: There is no workload of that name, and it is not written like `package.module:Class`.
+        WorkloadError: There is no workload of that name, and it is written neither like `package.module:Class` nor like
+            `path/to/file.py:Class`.
     """
-    target = BUILT_IN.get(name) or (name if is_in_users_folder(name) else named_workloads().get(name, name))
-    module, colon, class_name = target.partition(":")
-    if not (colon and class_name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        known = named_workloads()
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}, or package.module:Class"
-        raise WorkloadError(f"no workload is called {name!r}; {hint}")
-    return module, class_name
+    if is_in_users_folder(name):
+        _, module, class_name = _in_users_folder(name)
+        return module, class_name
+    if target := named_workloads().get(name):
+        module, _, class_name = target.partition(":")
+        return module, class_name
+    if name.endswith(".py"):
+        raise WorkloadError(f"no workload is called {name!r}; add the class in that file: {name}:Class")
+    known = named_workloads()
+    close = get_close_matches(name, known, n=1)
+    options = f"use one of {', '.join(known)}, or package.module:Class or path/to/file.py:Class"
+    raise WorkloadError(f"no workload is called {name!r}; {f'did you mean {close[0]}?' if close else options}")
+
+
+def _in_users_folder(name: str) -> tuple[str, str, str]:
+    """Returns the folder to import a user's workload from, its module and its class.
+
+    A file in a package is imported as part of that package, so that its relative imports work. A worker may have another current
+    folder: it finds a relative path from the folders of `sys.path`, among which the user's comes first.
+    """
+    where, _, class_name = name.rpartition(":")
+    if not where.endswith(".py"):
+        if not all(part.isidentifier() for part in [*where.split("."), class_name]):
+            raise WorkloadError(f"no workload is called {name!r}; write package.module:Class or path/to/file.py:Class")
+        return os.getcwd(), where, class_name
+    places = [os.path.abspath(os.path.join(folder, where)) for folder in (os.getcwd(), *sys.path)]
+    file = next((place for place in places if os.path.isfile(place)), None)
+    if file is None:
+        raise WorkloadError(f"workload {name!r}: there is no file {places[0]}")
+    folder, parts = os.path.dirname(file), [os.path.basename(file).removesuffix(".py")]
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, package = os.path.split(folder)
+        parts.insert(0, package)
+    if not all(part.isidentifier() for part in [*parts, class_name]):
+        raise WorkloadError(
+            f"workload {name!r}: {'.'.join(parts)}:{class_name} is no name that Python imports; use letters, digits and _ only"
+        )
+    return folder, ".".join(parts), class_name
 
 
 def import_named(name: str) -> Any:
@@ -64,8 +95,11 @@ def import_named(name: str) -> Any:
     module, class_name = find_workload(name)
     if name in BUILT_IN:
         find_own_packages("workloads")
-    elif is_in_users_folder(name) and os.getcwd() not in sys.path:  # needed by a `best.py` in another folder
-        sys.path.insert(0, os.getcwd())
+    elif is_in_users_folder(name):
+        folder, _, _ = _in_users_folder(name)
+        for place in (os.getcwd(), folder):  # the former is needed by a `best.py` in another folder
+            if place not in sys.path:
+                sys.path.insert(0, place)
     try:
         return getattr(importlib.import_module(module), class_name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything on import
