@@ -169,7 +169,7 @@ def _show_largest_batch(
         raise ConfigError("--largest-batch needs a GPU: without one, what takes too much memory is killed by the system")
     scopes = options.scopes if options.scopes != Options().scopes else (Scope.EAGER, Scope.FULL)
     to_try = _to_try(replace(options, scopes=scopes), target, has_regions=target.has_blocks is not False, pads=True)
-    smallest = [choose([{**dict(parse_pairs(one[-1].key)), "batch_size": 1}], target) for one in to_try]
+    smallest = [choose([dict(parse_pairs(one[-1].with_batch_size(1).key))], target) for one in to_try]
     if excluded := [choice.excluded[0].reason for choice in smallest if choice.excluded]:
         raise ConfigError(excluded[0])
     found = []

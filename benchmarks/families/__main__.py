@@ -112,8 +112,7 @@ def looked_at(name: str, kind: type[ModelWorkload]) -> dict[str, Any]:
         chosen = choose([candidate], target)
         settings = chosen.settings[0] if chosen.settings else CompileSettings.from_dict(candidate)
         reason = chosen.excluded[0].reason if chosen.excluded else None
-        fresh = kind(kind.sizes[-1], 0)  # marks of dimensions stay on a workload's batches
-        found["trials"].append(_excluded(settings, reason) if reason else trial(fresh, settings))
+        found["trials"].append(_excluded(settings, reason) if reason else trial(workload, settings))
     return {**found, "wall_s": time.monotonic() - began}
 
 

@@ -77,6 +77,15 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
     return rebuilt
 
 
+def another_object(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns the tensor on a device as an object of its own, which shares the data if that is there already.
+
+    The compiler notes dynamic dimensions on a tensor's object, so marks on a kept batch would outlive the trial that sets them.
+    """
+    moved = tensor.to(device)
+    return tensor.detach().requires_grad_(tensor.requires_grad) if moved is tensor else moved
+
+
 def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields a batch's constants, by name."""
     if structure is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.arguments import PADDED, REAL, check_arguments
 from compile_sweep.contract.base import Batch, Workload
-from compile_sweep.contract.batches import BatchesOf, Structure, flatten, one_structure, takes
+from compile_sweep.contract.batches import BatchesOf, Structure, another_object, flatten, one_structure, takes
 from compile_sweep.contract.inspect_model import (
     BatchChanges,
     copied,
@@ -517,7 +517,7 @@ class ModelWorkload(Workload):
         return max(self.length_of(raw), *(min(length, self.max_length) for length in apart)) if apart else self.length_of(raw)
 
     def _batch(self, raw: Mapping[str, Tensor], length: int, device: torch.device, policy: ShapePolicy | None = None) -> Batch:
-        inputs = {name: tensor.to(device) for name, tensor in self.padded_to(raw, length, policy).items()}
+        inputs = {name: another_object(tensor, device) for name, tensor in self.padded_to(raw, length, policy).items()}
         tokens = min(length, self.length_of(raw))
         if not any(0 in dims for dims in self._changes.length.values()) or self._samples_are_second:
             tokens *= self.batch_size

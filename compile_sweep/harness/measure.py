@@ -44,7 +44,7 @@ from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_pass
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.outcome import Phase
+from compile_sweep.schema.outcome import Phase, is_out_of_memory
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import Scope
 
@@ -291,8 +291,8 @@ def _steady(run: _Run, step: LateCompiles, on_first_pass: Callable[[Window, Memo
     if everywhere(memory.has_room(peaks.in_use_bytes * (2 if several else 1), run.device), run.device):
         try:
             eager = _grown_beside_eager(run, step, window)
-        except torch.OutOfMemoryError:
-            if several:
+        except RuntimeError as error:
+            if several or not is_out_of_memory(error):
                 raise
             window.chosen, window.eager_blocks, window.eager_losses = [], [], []
     memory.free(run.device)

@@ -128,6 +128,7 @@ LOST_TO_PRECOMPILE = "with --precompile: "
 
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemory|MemoryError|out of memory|(?:can't|[Cc]annot) allocate memory|low on memory|memory usage threshold"
+    r"|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
 )
 _HOST_FULL = re.compile(r"low on memory|memory usage threshold")
 """What Ray's memory monitor reports when it ends a worker."""
@@ -271,6 +272,11 @@ def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
 def judge_death(death: Death) -> Verdict:
     """Judges an attempt without a measurement: what ended it?"""
     return _judge_silence(death) if death.error_type is None else _judge_exception(death, death.error_type)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether an exception says that the device or the host ran out of memory, whichever library raised it."""
+    return _OUT_OF_MEMORY.search(f"{type(error).__name__} {error}") is not None
 
 
 def is_let_down(error_type: str, text: str) -> bool:

@@ -388,6 +388,12 @@ class CompileSettings:
         value = dict(self.workload or ()).get("batch_size")
         return value if type(value) is int else None
 
+    def with_batch_size(self, size: int | None) -> CompileSettings:
+        """Returns the settings with another batch size; None for the workload's own."""
+        others = [option for option in self.workload or () if option[0] != "batch_size"]
+        chosen = others if size is None else [*others, ("batch_size", size)]
+        return replace(self, workload=tuple(sorted(chosen)) or None)
+
     @property
     def tunes(self) -> bool:
         """Whether Inductor times several kernels for each matrix product (max-autotune)."""

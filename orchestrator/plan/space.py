@@ -186,7 +186,7 @@ def _without_usual_batch_size(settings: CompileSettings, target: Target) -> Comp
     """Returns the settings without a batch size equal to the workload's own, so that one setting has one key."""
     if target.is_script or settings.batch_size != target.batch_size or "batch_size" not in target.options:
         return settings
-    return replace(settings, workload=tuple(one for one in settings.workload or () if one[0] != "batch_size") or None)
+    return settings.with_batch_size(None)
 
 
 def _with_buckets(candidate: Candidate, target: Target) -> Candidate:

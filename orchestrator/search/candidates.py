@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,8 @@ from compile_sweep.schema.settings import CompileSettings
 
 Codes = npt.NDArray[np.int32]
 """One row per setting, one column per field; equal numbers in a column are equal values."""
+
+Floats = npt.NDArray[np.float64]
 
 ABSENT = ""
 """Value of a field that does not apply, or that is left to torch or the workload."""
@@ -45,6 +48,10 @@ class Candidates:
         self.values = tuple(tuple(dict.fromkeys(row.get(name, ABSENT) for row in rows)) for name in self.names)
         """Values of each such field, spelled as in a key, in order of appearance."""
         self._code_of = [{value: code for code, value in enumerate(values)} for values in self.values]
+        self.likeness: tuple[Floats, ...] = tuple(map(_likeness, self.values))
+        """For each such field, how similar two of its values are, by their codes: 1 for the same, 0 for unrelated ones, between
+        for numbers. The last row and column are for code -1.
+        """
         self.codes: Codes = np.array([self._encoded(row) for row in rows], dtype=np.int32).reshape(len(rows), len(self.names))
 
     def __len__(self) -> int:
@@ -95,6 +102,30 @@ class Untried:
     def indices(self) -> npt.NDArray[np.intp]:
         """Returns the indices of the untried candidates."""
         return np.flatnonzero(self._is_left)
+
+
+_REACH = 0.3
+"""Part of a numeric field's values over which its likeness falls to 1/e."""
+
+
+def _likeness(values: Sequence[str]) -> Floats:
+    """Returns the likeness of a field's values. Numbers are alike by how many of the field's other numbers lie between them."""
+    found = np.zeros((len(values) + 1, len(values) + 1))
+    found[:-1, :-1] = np.eye(len(values))
+    numbers = {code: float(value) for code, value in enumerate(values) if is_number(value)}
+    if len(numbers) > 2:
+        codes = sorted(numbers, key=lambda code: numbers[code])
+        rank = np.arange(len(codes)) / (len(codes) - 1)
+        found[np.ix_(codes, codes)] = np.exp(-np.abs(rank[:, None] - rank[None, :]) / _REACH)
+    return found
+
+
+def is_number(value: str) -> bool:
+    """Tells whether a field's value, as a key spells it, is a finite number."""
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _values(setting: CompileSettings) -> dict[str, str]:

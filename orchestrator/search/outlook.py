@@ -138,7 +138,8 @@ class Outlook:
             return Expected(np.ones(len(asked)), np.array([self.guessed_s[place] for place in asked]), 0.0)
         under_way = [self._candidates.encode(setting) for setting in self._under_way.values()]
         codes = np.stack([*(result.codes for result in results), *under_way])
-        known, cross = likeness(codes, codes), likeness(codes, candidates)
+        fields = self._candidates.likeness
+        known, cross = likeness(codes, codes, fields), likeness(codes, candidates, fields)
         is_seen = np.arange(len(results) + len(under_way)) < len(results)
         outcomes = Posterior(known, cross, is_seen)
         failures = (np.array([result.failure for result in results]) - _USUAL_FAILURES) / _FAILURE_SPREAD

@@ -264,8 +264,9 @@ class Pruning:
         """Returns possible losses of a setting, for each objective."""
         if self._expected is None or self._expected[0] != setting:
             known = np.stack([codes for _, codes in self._measured.values()])
-            cross = likeness(known, self._candidates.encode(setting)[None])
-            posterior = Posterior(likeness(known, known), cross, np.ones(len(known), dtype=bool))
+            fields = self._candidates.likeness
+            cross = likeness(known, self._candidates.encode(setting)[None], fields)
+            posterior = Posterior(likeness(known, known, fields), cross, np.ones(len(known), dtype=bool))
             draws = []
             for figures in np.array([losses for losses, _ in self._measured.values()]).T:
                 scale = Scale.of(figures)

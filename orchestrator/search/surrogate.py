@@ -7,6 +7,7 @@ Only the scale of each figure is fitted, so that predictions take a millisecond 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,15 +56,21 @@ class Scale:
         return self.unit * np.sinh(np.clip(modelled * self.spread + self.centre, -50, 50))
 
 
-def likeness(one: Codes, other: Codes) -> Floats:
-    """Returns the prior correlation of each setting with each other one, 1 for the same."""
+def likeness(one: Codes, other: Codes, fields: Sequence[Floats]) -> Floats:
+    """Returns the prior correlation of each setting with each other one, 1 for the same.
+
+    Args:
+        one: Codes of some settings.
+        other: Codes of others.
+        fields: The likeness of each field's values, as `Candidates.likeness` holds them.
+    """
+    shared = np.zeros((len(one), len(other)))
+    for mine, theirs, alike in zip(one.T, other.T, fields, strict=True):
+        shared += alike[np.ix_(mine, theirs)]
     num_fields = one.shape[1]
-    num_same = np.zeros((len(one), len(other)), dtype=np.intp)
-    for mine, theirs in zip(one.T, other.T, strict=True):
-        num_same += (mine[:, None] == theirs[None, :]) & (mine[:, None] >= 0)
-    same = np.arange(num_fields + 1)
-    by_same = _SHARED * same / max(1, num_fields) + (1 - _SHARED) * _ALIKE ** (num_fields - same)
-    return np.asarray((by_same if num_fields else np.ones(1))[num_same], dtype=np.float64)
+    if not num_fields:
+        return np.ones_like(shared)
+    return np.asarray(_SHARED * shared / num_fields + (1 - _SHARED) * _ALIKE ** (num_fields - shared), dtype=np.float64)
 
 
 class Posterior:

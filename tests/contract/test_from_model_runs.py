@@ -162,6 +162,19 @@ def test_tensors_that_change_inside_other_arguments_are_found_and_marked() -> No
     assert '"others.masks.full": (0,)' in prepare(workload, settings, CPU).source(workload.build_model())
 
 
+def test_what_a_trial_marks_does_not_stay_on_the_batches_that_a_workload_keeps() -> None:
+    def batch_fn(number: int) -> dict[str, Tensor]:
+        ids = torch.zeros(2, (3, 7, 5)[number], dtype=torch.long)
+        return {"ids": ids, "scale": torch.ones(1, requires_grad=True)}
+
+    workload = WorkloadFromModel(Stack, batch_fn, loss_of, num_batches=3, lengths="real")("only", 0)
+    for _ in range(2):
+        batch = workload.pool(PadToLongest(max_length=7), rank=0, device=CPU)[1]
+        assert batch.inputs["scale"].requires_grad
+        assert not hasattr(batch.inputs["ids"], "_dynamo_dynamic_indices")
+        torch._dynamo.mark_dynamic(batch.inputs["ids"], 1)
+
+
 @lru_cache
 def positions(length: int) -> Tensor:
     return torch.arange(length)[:, None] / 10

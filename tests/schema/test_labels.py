@@ -186,6 +186,14 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         {"error_type": "builtins.OSError", "error_text": "[Errno 12] Cannot allocate memory"},
         ["out of memory in phase steady: OSError"],
     ),
+    (
+        Label.OUT_OF_MEMORY,
+        {
+            "error_type": "builtins.RuntimeError",
+            "error_text": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
+        },
+        ["out of memory in phase steady", "CUBLAS_STATUS_ALLOC_FAILED"],
+    ),
     (Label.OUT_OF_MEMORY, {"error_text": "[Errno 12] Cannot allocate memory"}, ["out of memory in phase steady: [Errno 12]"]),
     (
         Label.DISK_FULL,

@@ -189,3 +189,13 @@ def test_values_that_python_takes_for_equal_are_different_settings_as_their_keys
     assert len(made) == len({settings.key for settings in made}) == len(values)
     assert {CompileSettings.parse(settings.key) for settings in made} == made
     assert CompileSettings() != "scope=full"
+
+
+def test_the_batch_size_is_set_beside_other_options_of_the_workload() -> None:
+    settings = CompileSettings.parse("scope=full,workload.norm=sync")
+    sized = settings.with_batch_size(8)
+    assert sized == CompileSettings.parse("scope=full,workload.batch_size=8,workload.norm=sync")
+    assert sized.batch_size == 8
+    assert sized.with_batch_size(None) == settings
+    assert settings.with_batch_size(8).with_batch_size(4).batch_size == 4
+    assert CompileSettings.parse("batch_size=8").with_batch_size(None).workload is None

@@ -8,7 +8,7 @@ Output: the sizes that were tried, in order, each with its peak memory, or None 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -17,7 +17,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.setting_text import Scalar
+from compile_sweep.schema.outcome import is_out_of_memory
 from compile_sweep.schema.settings import CompileSettings
 
 MOST_TIMES = 64
@@ -25,9 +25,6 @@ MOST_TIMES = 64
 
 RESOLUTION = 32
 """Bisection stops when sizes differ by less than one part in this many."""
-
-_OUT_OF_MEMORY = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
-"""Text in a RuntimeError of a library, or of the allocator for CPUs, that ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +49,7 @@ def largest_batch(workload: Workload, settings: CompileSettings, device: torch.d
     """
     where = torch.device(device)
     start = settings.batch_size or workload.batch_size
-    return bisected(lambda size: peak_memory(workload, with_batch_size(settings, size), where), start=start)
-
-
-def with_batch_size(settings: CompileSettings, size: int) -> CompileSettings:
-    """Returns the settings with another batch size."""
-    options: dict[str, Scalar] = {**dict(settings.workload or ()), "batch_size": size}
-    return replace(settings, workload=tuple(sorted(options.items())))
+    return bisected(lambda size: peak_memory(workload, settings.with_batch_size(size), where), start=start)
 
 
 def bisected(peak_of: Callable[[int], int | None], *, start: int) -> list[TriedBatch]:
@@ -92,10 +83,8 @@ def peak_memory(workload: Workload, settings: CompileSettings, device: torch.dev
     """Returns the peak memory of two steps in bytes; None if they do not fit."""
     try:
         return _peak_memory(workload, settings, device)
-    except torch.OutOfMemoryError:
-        return None
     except RuntimeError as error:
-        if not any(words in str(error) for words in _OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
         return None
     finally:

@@ -52,20 +52,42 @@ def test_what_is_known_from_a_workload_is_no_news_to_itself() -> None:
     assert len(good_elsewhere("my.module:Mine large")) > len(good_elsewhere("captioning base"))
 
 
+UNRELATED = (np.diag([1.0, 1.0, 0.0]),) * 3
+"""The likeness of two values in each of three fields, and of an unknown one."""
+
+
 def test_likeness_falls_with_every_field_that_differs() -> None:
     codes = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 1], [-1, 0, 0]], dtype=np.int32)
-    (one,) = likeness(codes[:1], codes)
+    (one,) = likeness(codes[:1], codes, UNRELATED)
     assert one[0] == 1.0
     assert list(one[:4]) == sorted(one[:4], reverse=True)
     assert one[4] < 1, "an unknown value is like no other"
-    assert np.linalg.eigvalsh(likeness(codes[:4], codes[:4])).min() > 0
+    assert np.linalg.eigvalsh(likeness(codes[:4], codes[:4], UNRELATED)).min() > 0
+
+
+def test_numbers_are_alike_by_how_few_others_lie_between_them() -> None:
+    sizes = [64, 16, 32, 128]
+    keys = ["scope=full", *(f"scope=full,workload.size={size},workload.kind={size % 3}" for size in sizes)]
+    candidates = Candidates([CompileSettings.parse(key) for key in keys])
+    of_size = candidates.likeness[candidates.names.index("workload.size")]
+    usual, *codes = candidates.codes[:, candidates.names.index("workload.size")]
+    assert candidates.values[candidates.names.index("workload.size")] == ("", "64", "16", "32", "128")
+    to_16 = dict(zip(sizes, of_size[codes[1], codes], strict=True))
+    assert 1 == to_16[16] > to_16[32] > to_16[64] > to_16[128] > 0
+    assert not of_size[usual, codes].any(), "the workload's own size is no number"
+    assert not of_size[-1].any(), "an unknown value is like no other"
+    of_kind = candidates.likeness[candidates.names.index("workload.kind")]
+    assert np.array_equal(of_kind[:-1, :-1], np.eye(3)), "two numbers have no order worth knowing"
+    alike = likeness(candidates.codes, candidates.codes, candidates.likeness)
+    assert np.linalg.eigvalsh(alike).min() > 0
 
 
 def test_predictions_agree_with_what_was_seen_and_are_unsure_elsewhere() -> None:
     codes = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.int32)
     figures = np.array([100.0, 200.0, 300.0])
     scale = Scale.of(figures)
-    posterior = Posterior(likeness(codes[:3], codes[:3]), likeness(codes[:3], codes), np.ones(3, dtype=bool))
+    known, cross = (likeness(codes[:3], others, UNRELATED[:2]) for others in (codes[:3], codes))
+    posterior = Posterior(known, cross, np.ones(3, dtype=bool))
     predicted = scale.figures(posterior.mean(scale.modelled(figures)))
     assert predicted[:3] == pytest.approx(figures, rel=0.02)
     assert predicted[3] > 300, "each field's effect is expected under the other's value"
