@@ -95,7 +95,7 @@ STUCK_COMPILER = TrialFault(
     kind="stuck",
     phase="never",
     label="compile-deadline",
-    how=f"a backend that loops in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
+    how=f"a backend that is stuck in C, holds the GIL and has a child process; deadline {COMPILE_DEADLINE_S} s",
     further="scope=full,dynamic=auto,backend=chaos_stuck",
 )
 SHORT = (KILLED_ONCE, STUCK_COMPILER)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
-from samples import REPOSITORY
+from samples import TESTS
+
+from orchestrator import check
+from orchestrator.environment import fingerprint
 
 
-def checked(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator.check", *words],
-        cwd=REPOSITORY / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def checked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    """Returns the command's exit code, output and errors. It runs in this process; measuring has a process of its own."""
+    monkeypatch.chdir(TESTS)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
+    code = check.main([*words, "--device", "cpu", "--backend", "aot_eager"])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
 @pytest.mark.slow
-def test_a_sound_workload_is_described_run_and_priced() -> None:
-    done = checked("toy_workloads:Toy", "--backend", "aot_eager", "--scopes", "eager", "regional")
-    assert done.returncode == 0, done.stderr + done.stdout
-    printed = done.stdout
+def test_a_sound_workload_is_described_run_and_priced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, complaint = checked(capsys, monkeypatch, "toy_workloads:Toy", "--scopes", "eager", "regional")
+    assert code == 0, complaint + printed
     assert "batches: 4 of 3 samples, at most 16 tokens long" in printed
     assert "repeated blocks: body.blocks.0, body.blocks.1, body.blocks.2 of class Block" in printed
     assert "parts: body, loss" in printed
@@ -54,21 +54,14 @@ def test_a_sound_workload_is_described_run_and_priced() -> None:
 def test_what_does_not_work_is_said_and_the_exit_code_is_1(
     workload: str, exit_code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command runs in this process, which has torch already; measuring still has a process of its own."""
-    from orchestrator import check
-
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    code = check.main([workload, "--device", "cpu", "--backend", "aot_eager", "--scopes", "full"])
-    printed = capsys.readouterr()
-    assert code == exit_code, printed.err + printed.out
-    assert said in printed.out
+    code, printed, complaint = checked(capsys, monkeypatch, workload, "--scopes", "full")
+    assert code == exit_code, complaint + printed
+    assert said in printed
 
 
 def test_temporary_files_where_nothing_compiles_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from orchestrator import check
-
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
     monkeypatch.setattr(check, "attempt_alone", lambda *arguments: pytest.fail("something ran"))
     assert check.main(["captioning", "--device", "cpu", "--size", "tiny"]) == 2
@@ -91,11 +84,6 @@ def test_temporary_files_where_nothing_compiles_are_refused(
 def test_bad_input_is_one_sentence(
     words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dataclasses import replace
-
-    from orchestrator import check
-    from orchestrator.environment import fingerprint
-
     without = replace(fingerprint(), gpu=None, num_gpus=0)
     monkeypatch.setattr(check, "fingerprint", lambda: without)
     monkeypatch.setattr(check, "attempt_alone", lambda *arguments: pytest.fail("something ran"))

@@ -1,13 +1,11 @@
-"""`--explain` through the command line, on real compiles in a process of its own."""
+"""`--explain` through the command line: the command runs in this process, and what it measures in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
-from samples import REPOSITORY
+from samples import TESTS
 
 from orchestrator.sweep import main
 
@@ -15,20 +13,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_the_workloads_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(TESTS)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
 
 
-def explained(workload: str, spelled: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--workload", workload, "--explain", spelled],
-        cwd=REPOSITORY / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def explained(capsys: pytest.CaptureFixture[str], workload: str, spelled: str) -> tuple[int, str, str]:
+    """Returns the command's exit code, output and errors."""
+    code = main(["--workload", workload, "--explain", spelled])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
 def section(printed: str, title: str) -> list[str]:
@@ -38,44 +33,37 @@ def section(printed: str, title: str) -> list[str]:
     return lines[start : next((i for i in range(start, len(lines)) if not lines[i].startswith("  ")), len(lines))]
 
 
-def test_a_setting_is_explained_in_words_a_person_can_act_on() -> None:
+def test_a_setting_is_explained_in_words_a_person_can_act_on(capsys: pytest.CaptureFixture[str]) -> None:
     spelled = "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,optimizer=compiled"
-    done = explained("faulty_workloads:BreaksItsGraph", spelled)
-    assert done.returncode == 0, done.stderr
-    assert section(done.stdout, "verdict")[0].strip().startswith("ok")
+    code, printed, complaint = explained(capsys, "faulty_workloads:BreaksItsGraph", spelled)
+    assert code == 0, complaint
+    assert section(printed, "verdict")[0].strip().startswith("ok")
     graphs = 2 + 1 + 1  # the part before the break for two lengths, the part after it, and Adam
-    assert section(done.stdout, "compiled") == [f"  {graphs} graphs of the model and its loss as one"]
-    breaks = "\n".join(section(done.stdout, "graph breaks"))
+    assert section(printed, "compiled") == [f"  {graphs} graphs of the model and its loss as one"]
+    breaks = "\n".join(section(printed, "graph breaks"))
     assert "faulty_workloads.py:" in breaks
     assert "    code: torch._dynamo.graph_break()" in breaks
     assert "→ the code asks for this break: remove the call" in breaks
-    recompiles = "\n".join(section(done.stdout, "recompiles"))
+    recompiles = "\n".join(section(printed, "recompiles"))
     assert "→ the sequence length changed from 8 to 16 (dimension 1 of ids): dynamic=auto compiles" in recompiles
-    assert section(done.stdout, "recompile limits hit") == ["  none"]
-    assert section(done.stdout, "runs eagerly") == ["  none"]
-    assert any("dynamo" in line for line in section(done.stdout, "compile time"))
-    assert "peak in use while training" in section(done.stdout, "memory")[0]
-    assert "10 steps beside eager" in section(done.stdout, "numerics")[0]
-    assert section(done.stdout, "source") == ["  the setting as Python: the same command with --source in place of --explain"]
-
-
-def explained_here(capsys: pytest.CaptureFixture[str], workload: str, spelled: str) -> tuple[int, str, str]:
-    """Returns exit code, output and errors of the command in this process; measuring still has a process of its own."""
-    code = main(["--workload", workload, "--explain", spelled])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+    assert section(printed, "recompile limits hit") == ["  none"]
+    assert section(printed, "runs eagerly") == ["  none"]
+    assert any("dynamo" in line for line in section(printed, "compile time"))
+    assert "peak in use while training" in section(printed, "memory")[0]
+    assert "10 steps beside eager" in section(printed, "numerics")[0]
+    assert section(printed, "source") == ["  the setting as Python: the same command with --source in place of --explain"]
 
 
 def test_a_setting_that_cannot_be_measured_says_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, complaint = explained_here(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=2")
+    code, printed, complaint = explained(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=2")
     assert code == 1, complaint
     assert "failed (exception): RuntimeError: this workload does not like multiples of 2" in printed
-    code, printed, complaint = explained_here(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
+    code, printed, complaint = explained(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
     assert code == 1, complaint
     assert "failed (worker-died)" in printed
 
 
 def test_a_setting_that_does_not_exist_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, complaint = explained_here(capsys, "toy_workloads:Toy", "scope=ful")
+    code, printed, complaint = explained(capsys, "toy_workloads:Toy", "scope=ful")
     assert (code, printed) == (2, "")
     assert "did you mean full?" in complaint

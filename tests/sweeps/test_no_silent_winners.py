@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import REPOSITORY
+from samples import REPOSITORY, TESTS
 
 import analysis
+from tests.sweeps.conftest import SweepHere
 
 pytestmark = pytest.mark.slow
 
@@ -20,24 +21,13 @@ SOUND = "scope=eager,padding=max"
 JUMPS = "scope=eager,padding=longest,pad_multiple=16"
 FAULTS = {
     "diverges": "scope=full,dynamic=mark,pad_multiple=2,backend=aot_eager",
-    "recompile-limit": "scope=full,dynamic=mark,pad_multiple=4,backend=aot_eager",
+    "recompile-limit": "scope=full,dynamic=mark,pad_multiple=4,backend=aot_eager,recompile_limit=2",
     "silent-fallback": "scope=full,dynamic=mark,pad_multiple=8,backend=toy_refuses",
 }
 """The label of each fault, and the setting for which `faulty_workloads:Deceptive` has it."""
 
 
-def swept(output: Path, *words: str, runner: str = "local") -> list[dict[str, Any]]:
-    """Returns the records of a toy workload's sweep, run as a person would."""
-    run = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--runner", runner, "--output", str(output), *words],
-        cwd=REPOSITORY / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+def records_of(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines()]
 
 
@@ -47,12 +37,12 @@ def front_of(output: Path) -> set[str]:
 
 
 def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_and_what_jumps_counts_at_its_worst(
-    tmp_path: Path,
+    tmp_path: Path, sweep_here: SweepHere
 ) -> None:
     output = tmp_path / "sweep"
-    records = swept(
-        output, "--workload", "faulty_workloads:Deceptive", "--cache", "none", "--settings", SOUND, JUMPS, *FAULTS.values()
-    )
+    words = ("--workload", "faulty_workloads:Deceptive", "--cache", "none", "--settings", SOUND, JUMPS, *FAULTS.values())
+    sweep_here("--output", str(output), *words)
+    records = records_of(output)
     sound, jumps, *faulty = records
     by_label = {record["label"]: record for record in faulty}
     assert set(by_label) == set(FAULTS), [(record["settings_key"], record["label"], record["reason"]) for record in records]
@@ -60,23 +50,24 @@ def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_an
         assert record["settings_key"].startswith(FAULTS[label].split(",")[0])
         assert record["samples_per_s"] > 0  # it was measured: only the label keeps it from winning
         assert record["status"] == "infeasible"
-        assert record["settings_key"] not in front_of(output)
     assert "hit recompile_limit" in by_label["recompile-limit"]["reason"]
     assert "this back-end compiles nothing" in by_label["silent-fallback"]["reason"]
     assert "toy_workloads.py:" in by_label["silent-fallback"]["fallbacks"][0]
     assert sound["status"] == jumps["status"] == "ok"
     assert jumps["stable"] is False
-    assert front_of(output) <= {sound["settings_key"], jumps["settings_key"]}
+    front = front_of(output)
+    assert front <= {sound["settings_key"], jumps["settings_key"]}
     least = [one["samples_per_s_ci95"][0] if one["stable"] is False else one["samples_per_s"] for one in (sound, jumps)]
     ahead = least[1] > least[0] or jumps["compile_s"] < sound["compile_s"]
-    assert (jumps["settings_key"] in front_of(output)) is ahead
+    assert (jumps["settings_key"] in front) is ahead
 
 
 @pytest.mark.nightly("runs a whole sweep; test_pipeline.py measures the wait, and test_labels.py labels it")
-def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> None:
+def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path, sweep_here: SweepHere) -> None:
     output = tmp_path / "sweep"
-    words = ("--pipeline", "real", "--settings", SOUND)
-    (record,) = swept(output, "--workload", "faulty_workloads:Deceptive", *words)
+    words = ("--workload", "faulty_workloads:Deceptive", "--pipeline", "real", "--settings", SOUND)
+    sweep_here("--output", str(output), *words)
+    (record,) = records_of(output)
     assert (record["status"], record["label"]) == ("infeasible", "input-bound"), record["reason"]
     assert record["data_wait_share"] > 0.05
     assert record["samples_per_s"] > 0
@@ -88,10 +79,22 @@ def test_a_figure_that_is_the_input_pipelines_is_no_winner(tmp_path: Path) -> No
 def test_cuda_graphs_that_were_claimed_and_skipped_are_no_winner(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     settings = ("scope=full,mode=default", "scope=full,mode=reduce-overhead")
-    records = swept(
-        output, "--device", "cuda", "--workload", "faulty_workloads:CountsItsSteps", "--settings", *settings, runner="ray"
+    words = (
+        "--output",
+        str(output),
+        "--device",
+        "cuda",
+        "--workload",
+        "faulty_workloads:CountsItsSteps",
+        "--settings",
+        *settings,
     )
-    latest = {record["settings"]["mode"]: record for record in records}  # a noisy one is measured again if there are several GPUs
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
+    command = [sys.executable, "-m", "orchestrator.sweep", "--runner", "ray", *words]
+    subprocess.run(command, cwd=TESTS, env=environment, timeout=400, check=True)
+    latest = {
+        record["settings"]["mode"]: record for record in records_of(output)
+    }  # a noisy one is measured again if there are several GPUs
     plain, graphed = latest["default"], latest["reduce-overhead"]
     # Without CUDA graphs it is valid; its message says what earlier tests left on the GPU.
     assert plain["label"] in (None, "gpu-shared")

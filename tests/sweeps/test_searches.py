@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from samples import REPOSITORY, TESTS
 
 import analysis
+from tests.sweeps.conftest import SweepHere
 
 pytestmark = pytest.mark.slow
 
@@ -22,21 +19,6 @@ RUN = "SEARCHES_END_TO_END"
 """Environment variable that distinguishes this test run's processes from those of another on the same host."""
 
 EAGER = ("scope=eager,padding=max", *(f"scope=eager,padding=longest,pad_multiple={multiple}" for multiple in (1, 2, 4)))
-
-
-def sweep(output: Path, *words: str) -> str:
-    """Returns a sweep's output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", "--runner", "local", "--output", str(output), "--cache", "none", *words],
-        cwd=TESTS,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), RUN: str(output)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def records_of(output: Path) -> list[dict[str, Any]]:
@@ -55,43 +37,48 @@ def still_running(output: Path) -> list[str]:
 
 
 @pytest.mark.nightly("two more sweeps with Ray; `make test` runs auto in one, and test_stages.py covers what remains to be done")
-def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Path) -> None:
+def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Path, sweep_here: SweepHere) -> None:
     output = tmp_path / "search"
-    words = ["--workload", "toy_workloads:Brief", "--settings", *EAGER]
+    words = ["--workload", "toy_workloads:Brief", "--cache", "none", "--settings", *EAGER]
     words += ["--searcher", "random", "--objective", "samples_per_s:max"]
-    printed = sweep(output, *words, "--num-trials", "1")
+    printed = sweep_here("--output", str(output), *words, "--num-trials", "1")
     (first,) = records_of(output)
     assert "the search ended after 1 trial of 4 settings: 1 trial was asked for" in printed
     config = json.loads((output / "sweep.json").read_text())
     assert (config["config"]["search"]["searcher"], config["planned"]) == ("random", [])
-    printed = sweep(output, "--resume", "--num-trials", "4", "--gpu-budget-s", str(2.5 * first["wall_s"]))
+    budget = ("--num-trials", "4", "--gpu-budget-s", str(2.5 * first["wall_s"]))
+    printed = sweep_here("--resume", "--output", str(output), *budget)
     keys = [record["settings_key"] for record in records_of(output)]
     assert len(set(keys)) == len(keys) < 4
     assert "no setting fits in what is left of the budget" in printed or "GPU-seconds is spent" in printed
     assert "go on with: python -m orchestrator.sweep --resume" in printed
 
 
-def test_auto_begins_with_what_runs_today_and_ends_by_saying_what_is_left(tmp_path: Path) -> None:
+def test_auto_begins_with_what_runs_today_and_ends_by_saying_what_is_left(tmp_path: Path, sweep_here: SweepHere) -> None:
     output = tmp_path / "auto"
-    printed = sweep(output, "--workload", "toy_workloads:Brief", "--no-warm-start", "--num-trials", "3")
+    # The third trial would be the first that compiles.
+    words = ("--workload", "toy_workloads:Brief", "--cache", "none", "--no-warm-start", "--num-trials", "2")
+    printed = sweep_here("--output", str(output), *words)
     keys = [record["settings_key"] for record in records_of(output)]
     assert keys[0] == "scope=eager,padding=max,optimizer=foreach"
-    assert len(set(keys)) == 3
+    assert len(set(keys)) == 2
     config = json.loads((output / "sweep.json").read_text())["config"]
     assert (config["recipe"], config["search"]["searcher"], config["time_budget_s"]) == ("auto", "levers", None)
     assert re.search(
-        r"the search ended after 3 trials of \d+ settings: 3 trials were asked for; \d+ were not tried, and another hour", printed
+        r"the search ended after 2 trials of \d+ settings: 2 trials were asked for; \d+ were not tried, and another hour", printed
     )
 
 
 @pytest.mark.nightly(
     "waits 45 s for a bound; test_pruning.py and test_stopped_trials.py test the same decisions on given figures"
 )
-def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_nothing_running(tmp_path: Path) -> None:
+def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_nothing_running(
+    tmp_path: Path, sweep_here: SweepHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "pruned"
-    printed = sweep(
-        output,
-        *("--workload", "faulty_workloads:Faulty"),
+    monkeypatch.setenv(RUN, str(output))
+    printed = sweep_here(
+        *("--output", str(output), "--workload", "faulty_workloads:Faulty", "--cache", "none"),
         *("--settings", "scope=eager", "scope=full,dynamic=mark,pad_multiple=16", "scope=full,dynamic=mark,pad_multiple=8"),
         *("--constraint", "samples_per_s>=1000000", "--constraint", "compile_s<=45"),
     )
