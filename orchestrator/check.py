@@ -137,6 +137,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         for line in padding.lines:
             console.print(f"  {line}")
         to_try = _to_try(options, target, has_regions=model["has_regions"], pads=padding.is_harmless)
+        recipes = _recipes(target)  # asks the describer, which would otherwise start again after the trials
     tried: list[Tried] = []
     works = padding.is_harmless
     with closing(Servers(imports_workload=True)) as servers:
@@ -156,7 +157,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
             if len(of_scope) > 1:
                 console.print(f"  scope={of_scope[0].settings.scope}: {_which_works(of_scope)}")
     console.print("\na sweep", style="bold")
-    for line in _costs(tried, target, device):
+    for line in _costs(recipes, tried, target, device):
         console.print(f"  {line}")
     return 0 if works else 1
 
@@ -297,7 +298,14 @@ def _findings(tried: Tried) -> Iterator[str]:
     yield from short_findings(found)
 
 
-def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[str]:
+def _recipes(target: Target) -> dict[str, Sequence[CompileSettings]]:
+    """Returns the settings of each recipe but `auto`, which ends with its time budget, and tries only a few of its candidates."""
+    return {name: choose(recipe(target), target).settings for name, recipe in RECIPES.items() if name != AUTO_RECIPE}
+
+
+def _costs(
+    recipes: Mapping[str, Sequence[CompileSettings]], tried: Sequence[Tried], target: Target, device: Device
+) -> Iterator[str]:
     """Yields the estimated duration of each recipe, based on the scopes that were tried."""
     done = [
         TrialRecord(
@@ -311,10 +319,7 @@ def _costs(tried: Sequence[Tried], target: Target, device: Device) -> Iterator[s
         for one in tried
         if one.measurement is not None
     ]
-    for name, recipe in RECIPES.items():
-        if name == AUTO_RECIPE:  # ends with its time budget, and tries only a few of its candidates
-            continue
-        chosen = choose(recipe(target), target).settings
+    for name, chosen in recipes.items():
         size: dict[str, Any] = {"min_length": target.min_length, "regional_share": target.regional_share}
         minutes = sum(expected_s(settings, target.max_length, done, **size) for settings in chosen) / 60
         words = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

@@ -76,10 +76,9 @@ class NanWhenCompiled(Toy):
 
 
 class WrongWhenCompiled(Toy):
-    """Silently wrong when compiled: half as much again. Its batches have one length, so that one strategy for lengths is tried."""
+    """Silently wrong when compiled: half as much again."""
 
     model_class = _WrongWhenCompiled
-    pool_batches = 1
 
 
 class BreaksItsGraph(Toy):

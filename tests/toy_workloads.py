@@ -209,7 +209,7 @@ class Paying(Toy):
     """Compiling it certainly pays off; its steps mostly sleep, and are steady."""
 
     model_class = _SlowWhenEager
-    window_s = 4.0
+    window_s = 2.0
 
     def build_model(self) -> nn.Module:
         model = super().build_model()

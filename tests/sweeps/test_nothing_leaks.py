@@ -1,15 +1,20 @@
-"""A real sweep with planted secrets: none is in anything it writes or prints, and nothing of it listens beyond this host."""
+"""A real sweep with planted secrets: none is in anything it writes or prints, and nothing of it listens beyond this host.
+
+It is stopped with Ctrl-C and finished by another runner, since a sweep on Ray takes half a minute.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -31,6 +36,9 @@ PLANTED = {
 }
 ADDRESS = "redis://:planted-redis-p%40ssword@127.0.0.1:1"
 """No server is there, which costs a sweep nothing."""
+
+SETTINGS = ("scope=eager,padding=longest,pad_multiple=2", "scope=full", "scope=eager")
+"""The first fails."""
 
 SECRETS = [value.encode() for value in (*PLANTED.values(), "planted-redis-p%40ssword", "planted-redis-p@ssword")]
 
@@ -81,45 +89,66 @@ def leaks(folder: Path, *, but: str = "?") -> set[str]:
     return found
 
 
-def test_a_sweep_keeps_its_secrets_and_listens_on_the_loopback_alone(tmp_path: Path, scratch: Path, repository: Path) -> None:
+def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_with_another_runner(
+    tmp_path: Path, scratch: Path, repository: Path
+) -> None:
     output = tmp_path / "sweep"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--workload", "faulty_workloads:Leaky",
-         "--settings", "scope=eager,padding=longest,pad_multiple=2", "scope=full", "--cache", ADDRESS, "--caches", "shared",
-         "--no-confirm", "--no-warm-start"],
-        cwd=repository / "tests",
-        env={**without_shortcuts(), **PLANTED, "PYTHONPATH": str(repository), "TMPDIR": str(scratch), RUN: str(os.getpid())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )  # fmt: skip
+
+    def start(*words: str, to: int | IO[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--cache", ADDRESS, *words],
+            cwd=repository / "tests",
+            env={**without_shortcuts(), **PLANTED, "PYTHONPATH": str(repository), "TMPDIR": str(scratch), RUN: str(os.getpid())},
+            stdout=to,
+            stderr=subprocess.STDOUT,
+        )
+
+    process = start("--workload", "faulty_workloads:Leaky", "--settings", *SETTINGS, "--caches", "shared", "--no-confirm",
+                    "--no-warm-start", to=subprocess.PIPE)  # fmt: skip
     listened: set[str] = set()
     leaked: set[str] = set()
+    is_interrupted = False
     try:
         while process.poll() is None:
             listened |= {address for address, _ in addresses(ours())}
             leaked |= leaks(scratch)
             leaked |= leaks(output, but="logs/") if output.exists() else set()  # a trial's log is cleared when it ends
+            if not is_interrupted and len(list(output.glob("logs/*/worker-0.log"))) == 2:
+                process.send_signal(signal.SIGINT)  # the second trial finishes, and the third does not start
+                is_interrupted = True
             time.sleep(1)
     finally:
         process.kill()
         printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, printed.decode()
+    assert process.returncode == 130, printed.decode()
+    assert "Ctrl-C again stops now" in printed.decode()
+    assert f"--resume --output {output}" in printed.decode().replace("\n", " ")
     assert listened, "nothing was seen to listen, so this test saw nothing"
     assert [address for address in listened if not is_loopback(address)] == []
 
-    failed, ran = (json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines())
+    failed, ran = records_of(output)
     assert (failed["label"], "denied" in failed["reason"]) == ("exception", True), failed["reason"]
     assert ran["compile_s"] is not None, ran
     for trial in (failed, ran):
         log = (output / "logs" / trial["trial_id"] / "worker-0.log").read_text()
         assert "'HF_TOKEN': '***'" in log
         assert "caches are not watched" not in log  # the worker did get the full address
-    assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
     assert (output / "report.html").stat().st_size > 1_000_000
+    assert list(scratch.glob("ray-*")) == []
+
+    with Path("/dev/full").open("w") as full:  # where nothing can be printed
+        assert start("--resume", "--runner", "local", to=full).wait(400) == 0
+    assert records_of(output)[:2] == [failed, ran]
+    assert [one["status"] for one in records_of(output)] == ["failed", "ok", "ok"]
+    assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
+    assert len(list((output / "logs").iterdir())) == 3
     assert leaked | leaks(output) == set()
     assert not any(secret in printed for secret in SECRETS)
-    assert list(scratch.glob("ray-*")) == []
 
     with ReportServer(output, 0) as server:
         found = [address for address, port in addresses([os.getpid()]) if port == server.server_address[1]]
         assert found == ["127.0.0.1"]
+
+
+def records_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "trials.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -95,23 +95,6 @@ def test_an_exception_a_killed_worker_and_a_hang_do_not_keep_the_others_from_fin
 
 
 @pytest.mark.ray
-def test_ctrl_c_lets_the_trial_in_flight_finish_and_another_runner_goes_on_where_nothing_can_be_printed(tmp_path: Path) -> None:
-    output = tmp_path / "sweep"
-    first = start(output, "--workload", "toy_workloads:Slow", "--settings", *EAGER_SIX[:2])
-    wait_until(lambda: (output / "logs").exists() and any((output / "logs").iterdir()), 240)
-    first.send_signal(signal.SIGINT)
-    printed, complaints = first.communicate(timeout=90)
-    assert first.returncode == 130, complaints
-    assert "Ctrl-C again stops now" in printed
-    assert f"--resume --output {output}" in printed
-    assert list(map(was_measured, records_of(output))) == [True]  # the running trial finished, nothing else started
-    with Path("/dev/full").open("w") as full:
-        check_the_rest_is_measured(output, 2, full)
-    assert len(list((output / "logs").iterdir())) == 2
-    assert (output / "report.html").exists()
-
-
-@pytest.mark.ray
 @pytest.mark.nightly("one more sweep with Ray; `make test` kills a local sweep's driver the same way")
 def test_after_its_driver_was_killed_a_sweep_repeats_only_what_was_in_flight(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
@@ -121,26 +104,12 @@ def test_after_its_driver_was_killed_a_sweep_repeats_only_what_was_in_flight(tmp
     running.kill()
     running.communicate(timeout=30)
     wait_until(lambda: not processes_of_sweeps(), 30)
-    check_the_rest_is_measured(output, 3)
-    assert len(list((output / "logs").iterdir())) == 4  # one attempt was repeated
-
-
-def check_the_rest_is_measured(output: Path, total: int, screen: IO[str] | None = None) -> None:
-    """Checks that another runner can finish a sweep begun on Ray, and measures each setting once.
-
-    Args:
-        output: The sweep's folder.
-        total: Total number of settings.
-        screen: Where the command prints; None for nowhere.
-    """
-    words = command(output, "--resume", "--runner", "local")
-    screen_or_none = screen or subprocess.DEVNULL
-    done = subprocess.run(words, cwd=TESTS, env=environment(), stdout=screen_or_none, stderr=screen_or_none, timeout=400)
-    assert done.returncode == 0
+    done = sweep(output, "--resume", "--runner", "local", timeout_s=400)
+    assert done.returncode == 0, done.stderr
     records = records_of(output)
-    assert list(map(was_measured, records)) == [True] * total
-    assert len({record["settings_key"] for record in records}) == total
-    assert len({record["trial_id"] for record in records}) == total
+    assert list(map(was_measured, records)) == [True] * 3
+    assert len({record["settings_key"] for record in records}) == len({record["trial_id"] for record in records}) == 3
+    assert len(list((output / "logs").iterdir())) == 4  # one attempt was repeated
 
 
 @pytest.mark.parametrize(
@@ -196,6 +165,7 @@ def test_a_signal_to_the_whole_group_as_timeout_sends_it_finishes_the_trial_in_f
 
 
 @pytest.mark.ray
+@pytest.mark.nightly("one more sweep with Ray; test_on_ray.py measures with two workers, as each trial of a sweep does")
 def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_path: Path) -> None:
     output = tmp_path / "sweep"
     words = ("--workload", "toy_workloads:Brief", "--workers-per-trial", "2", "--settings", "scope=full,backend=aot_eager")

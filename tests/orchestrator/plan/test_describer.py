@@ -101,7 +101,6 @@ def test_the_first_line_comes_at_once(repository: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first, waited_s = process.stdout.readline(), time.monotonic() - began
-        rest = process.stdout.read()
+        process.kill()  # the plan takes seconds, and other tests read it
     assert first == "reading workload captioning …\n"
-    assert "recipe auto" in rest
     assert waited_s < FIRST_LINE_S

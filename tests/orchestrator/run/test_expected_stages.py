@@ -14,7 +14,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.check import Tried, _costs
+from orchestrator.check import Tried, _costs, _recipes
 from orchestrator.config import CachePolicy, Device, SearchConfig, SweepConfig
 from orchestrator.plan.space import Target
 from orchestrator.run import sweep_folder
@@ -70,5 +70,6 @@ def test_a_search_that_is_stopped_at_once_counts_the_trials_that_ended(tmp_path:
 
 def test_what_a_check_says_of_costs_goes_by_what_its_trials_took_beside_compiling() -> None:
     eager = Tried(settings=CompileSettings.parse("scope=eager"), wall_s=285.0, verdict="", measurement={"compile_s": 1.0})
-    costs = list(_costs([eager], Target(max_length=1, has_gpu=False), Device.CPU))
+    target = Target(max_length=1, has_gpu=False)
+    costs = list(_costs(_recipes(target), [eager], target, Device.CPU))
     assert "regional: 3 settings, about 16 min one after another" in costs, "300 s each, and 80 s of compiling"
