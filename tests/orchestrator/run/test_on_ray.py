@@ -243,7 +243,7 @@ def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray warns when a trainer is created in this process
-def test_a_standing_group_makes_every_attempt_in_a_fresh_process_and_outlives_a_crash(tmp_path: Path) -> None:
+def test_two_workers_of_a_standing_group_measure_together_in_fresh_processes_and_outlive_a_crash(tmp_path: Path) -> None:
     import psutil
     from ray.train.v2.api.exceptions import WorkerGroupError
 
@@ -257,43 +257,47 @@ def test_a_standing_group_makes_every_attempt_in_a_fresh_process_and_outlives_a_
         workload="faulty_workloads:Faulty",
         size="only",
         seed=0,
-        num_workers=1,
+        num_workers=2,
         use_gpu=False,
         pipeline="resident",
         compile_deadline_s=120.0,
         trial_deadline_s=120.0,
         python_path=str(TESTS),
         protocol=protocol,
-        claimed_cpus=1.0,
+        claimed_cpus=0.5,
     )
 
-    def attempt(group: StandingGroup, number: int, multiple: int) -> tuple[float, int]:
-        """Returns the samples per second, and the ID of the process that measured them."""
-        settings = CompileSettings.parse(f"scope=eager,padding=longest,pad_multiple={multiple}")
+    def attempt(group: StandingGroup, number: int, multiple: int, further: str = "scope=eager") -> tuple[Any, list[int]]:
+        """Returns the figures, and the IDs of the processes that measured them."""
+        settings = CompileSettings.parse(f"{further},padding=longest,pad_multiple={multiple}")
         assignment = Assignment(plan=plan, trial_id=f"{number:03d}-a", settings=settings)
         figures = group.run(assignment, f"{assignment.trial_id}-f00")
-        return float(figures["samples_per_s"]), int(assignment.log_file(0).read_text().split("process ")[1].split()[0])
+        logs = [assignment.log_file(rank).read_text() for rank in range(2)]
+        return figures, [int(log.split("process ")[1].split()[0]) for log in logs]
 
     group = StandingGroup(plan, make_trainer, storage=str(tmp_path))
     try:
-        first, its_process = attempt(group, 1, 16)
+        first, its_processes = attempt(group, 1, 16, "scope=full,dynamic=auto,backend=aot_eager")
         with pytest.raises(WorkerGroupError) as died:
             attempt(group, 2, 4)
-        assert [str(failure) for failure in died.value.worker_failures.values()] == ["it ended with signal SIGKILL"]
+        assert {str(failure) for failure in died.value.worker_failures.values()} == {"it ended with signal SIGKILL"}
         with pytest.raises(WorkerGroupError) as raised:
             attempt(group, 3, 2)
         assert "does not like multiples of 2" in str(cause_of(raised.value))
-        second, other_process = attempt(group, 4, 16)
-        assert first > 0
-        assert second > 0
-        assert its_process != other_process
+        second, other_processes = attempt(group, 4, 16)
+        assert first["graphs"] >= 1
+        for figures in (first, second):
+            assert figures["samples_per_s"] == 2 * figures["samples_per_s_per_worker"] > 0
+            assert len(figures["compile_s_by_rank"]) == 2
+        assert len({*its_processes, *other_processes}) == 4
         actors = {one.cmdline()[0].removeprefix("ray::").split(".")[0] for one in psutil.Process().children(recursive=True)}
         assert {"TrainController", "RayTrainWorker"} <= actors
         assert not actors & {"DatasetManager", "PlacementGroupCleaner", "_AutoscalingCoordinatorActor"}  # seconds each to start
-        (server,) = (one for one in psutil.Process().children(recursive=True) if "orchestrator.run.fork_server" in one.cmdline())
+        servers = [one for one in psutil.Process().children(recursive=True) if "orchestrator.run.fork_server" in one.cmdline()]
+        assert len(servers) == 2
         assert group.is_alive
-        server.parent().kill()
+        servers[0].parent().kill()
         wait_until(lambda: not group.is_alive, 30)
-        wait_until(lambda: not psutil.pid_exists(server.pid), 30)
+        wait_until(lambda: not any(psutil.pid_exists(server.pid) for server in servers), 30)
     finally:
         group.close()
