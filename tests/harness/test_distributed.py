@@ -22,7 +22,7 @@ JOBS = {
     "eager": Job(TOY, "scope=eager,ddp.compression=fp16"),
     "full": Job(TOY, f"scope=full,fullgraph=on,{QUICK}"),
     "wrapper": Job(TOY, f"scope=full,ddp.around=wrapper,{QUICK}"),
-    "regional": Job(TOY, f"scope=regional,optimizer=compiled,ddp.gradient_as_bucket_view=on,{QUICK}"),
+    "regional": Job(TOY, f"scope=regional,ddp.gradient_as_bucket_view=on,{QUICK}"),
     "modular": Job(TOY, f"scope=modular,dynamic=mark,pad_multiple=4,ddp.static_graph=on,{QUICK}"),
     "until steady": Job(TOY, "scope=eager", protocol={"max_passes": 6, "cpu_target_width": 0.1}),
     "unused parameters": Job(UNUSED, "scope=eager"),
