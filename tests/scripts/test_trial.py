@@ -144,7 +144,6 @@ def test_two_workers_step_together_and_are_measured_as_one(
     assert first["pipeline"] == "script"
     assert first["findings"][0].startswith("module model: ")
     assert phases == ([Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE],) * 2
-    print(first["numerics"])
     assert (references / "eager-0").exists()
     assert files_of(folder) == before
 
