@@ -21,6 +21,19 @@ ANY = "any"
 """Type of an option whose values torch does not check."""
 
 
+def private(module: str, name: str) -> Any:
+    """Returns a private name of torch; None if the installed torch lacks it, so that what depends on it is left out, not broken.
+
+    Args:
+        module: Dotted name of the module.
+        name: Name of a class, function or object in it.
+    """
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
 class InstalledTorch(Protocol):
     """Names that the installed torch knows. Each is looked up at first use, because that may load the compiler."""
 

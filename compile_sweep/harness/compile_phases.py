@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch._dynamo import utils as dynamo
 
+from compile_sweep.contract.installed_torch import private
+
 
 class CompilePhase(StrEnum):
     """A part of compile time."""
@@ -156,13 +158,12 @@ def _timing_graph_manager(clock: PhaseClock) -> Iterator[None]:
     if not torch.cuda.is_available():
         yield
         return
-    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
-
+    manager = private("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager")
     with ExitStack() as undo:
         for name in _GRAPH_MANAGER_STEPS:
-            if (method := getattr(CUDAGraphTreeManager, name, None)) is not None:
-                undo.callback(setattr, CUDAGraphTreeManager, name, method)
-                setattr(CUDAGraphTreeManager, name, _as_span(clock, f"CUDAGraphTreeManager.{name}", method))
+            if (method := getattr(manager, name, None)) is not None:
+                undo.callback(setattr, manager, name, method)
+                setattr(manager, name, _as_span(clock, f"CUDAGraphTreeManager.{name}", method))
         yield
 
 

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.compile_cache.folders import ArtifactKind
+
+AutotuneCache = private("torch._inductor.runtime.autotune_cache", "AutotuneCache")
+CachingAutotuner = private("torch._inductor.runtime.triton_heuristics", "CachingAutotuner")
 
 
 class TuningListener(Protocol):
@@ -33,7 +35,7 @@ class TuningListener(Protocol):
         """Called when one of a kernel's compiled configurations was chosen as best; restoring it saves compiling the rest."""
 
 
-def functions_to_wrap(tally: TuningListener) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+def functions_to_wrap(tally: TuningListener) -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
     """Yields functions of torch to wrap: class, name, and a replacement that takes the original as its first argument."""
 
     def tune(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:

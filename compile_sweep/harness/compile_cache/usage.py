@@ -27,20 +27,25 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-from torch._dynamo.package import CompilePackage, DiskDynamoCache, DynamoStore
+from torch._dynamo.package import CompilePackage
 from torch._dynamo.utils import compilation_time_metrics
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._guards import CompileContext, CompileId
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import FxGraphCache, PersistentCache
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.compile_cache import bundles
 from compile_sweep.harness.compile_cache import kernels as cache_kernels
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.folders import ArtifactKind, choice_key
 from compile_sweep.harness.precision import matmul_precision
+
+DiskDynamoCache = private("torch._dynamo.package", "DiskDynamoCache")
+DynamoStore = private("torch._dynamo.package", "DynamoStore")
+AOTAutogradCache = private("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCache")
+AsyncCompile = private("torch._inductor.async_compile", "AsyncCompile")
+FxGraphCache = private("torch._inductor.codecache", "FxGraphCache")
+PersistentCache = private("torch._inductor.codecache", "PersistentCache")
+CachingAutotuner = private("torch._inductor.runtime.triton_heuristics", "CachingAutotuner")
+AlgorithmSelectorCache = private("torch._inductor.select_algorithm", "AlgorithmSelectorCache")
 
 ArtifactName = tuple[str, str]
 """Kind and key of an artifact."""
@@ -80,10 +85,9 @@ def watch_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUsage]:
         yield use
 
 
-def _follow(undo: ExitStack, owner: type, name: str, by: Callable[..., Any]) -> None:
+def _follow(undo: ExitStack, owner: type | None, name: str, by: Callable[..., Any]) -> None:
     """Replaces a class's function by `by(original, ...)` until `undo` closes."""
-    declared = owner.__dict__.get(name)
-    if declared is None:
+    if owner is None or (declared := owner.__dict__.get(name)) is None:
         return
     original = getattr(owner, name)
 
@@ -215,7 +219,7 @@ class _Follower:
         self._traced: ArtifactName | None = None
         """The function that was traced last."""
 
-    def followed(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    def followed(self) -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
         yield AOTAutogradCache, "try_load", self.load_aot
         yield AOTAutogradCache, "_lookup", self.find_aot
         yield AOTAutogradCache, "save", self.save_aot

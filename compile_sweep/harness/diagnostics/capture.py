@@ -18,11 +18,10 @@ from types import CodeType
 from typing import Any
 
 from torch import Tensor
-from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.utils import counters
 from torch._inductor.virtualized import V
-from torch._logging._internal import log_state
 
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.diagnostics import torch_logs
 from compile_sweep.harness.diagnostics.coverage import Expectation
 
@@ -76,17 +75,20 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
         for name, (level, read) in sources.items():
             _listen(logging.getLogger(name), level, read, undo)
         # Torch checks this, not the logger, to decide whether to log recompiles.
-        for artifact in set(_ARTIFACTS) - log_state.artifact_names:
-            log_state.artifact_names.add(artifact)
-            undo.callback(log_state.artifact_names.discard, artifact)
-        undo.callback(register_bytecode_hook(lambda code, _: converted.add(code)).remove)
+        logged: set[str] = getattr(private("torch._logging._internal", "log_state"), "artifact_names", set())
+        for artifact in set(_ARTIFACTS) - logged:
+            logged.add(artifact)
+            undo.callback(logged.discard, artifact)
+        if (register_hook := private("torch._dynamo.convert_frame", "register_bytecode_hook")) is not None:
+            undo.callback(register_hook(lambda code, _: converted.add(code)).remove)
         _listen_to_warnings(reader.python_warning, undo)
         yield diagnostics
     reader.finish()
     diagnostics.graphs = counters["stats"]["unique_graphs"] - graphs_before
     diagnostics.cudagraph_skips = counters["inductor"]["cudagraph_skips"] - skips_before
     if expected is not None:
-        diagnostics.fallbacks += expected.missed(converted, diagnostics.graphs)
+        if register_hook is not None:  # else it is not known what was converted
+            diagnostics.fallbacks += expected.missed(converted, diagnostics.graphs)
         if not expected.cudagraphs:  # torch gives this hint with or without CUDA graphs
             diagnostics.perf_hints = [hint for hint in diagnostics.perf_hints if not hint.startswith("Grad tensors")]
         if expected.cudagraphs and not reader.cudagraphs_recorded and not diagnostics.cudagraph_skips:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch._guards import CompileContext
 
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.schema.recompiles import fold_recompiles
 
 GRAPHS_WITH_CODE = 2
@@ -37,7 +37,10 @@ class RepeatedGraphs:
             reasons: Recompiles so far, as in records; a list that grows as they are reported.
         """
         # This stands before Inductor, which is loaded with the first graph, so that loading it counts as compile time.
-        inductor: Any = torch._TorchCompileInductorWrapper
+        inductor = private("torch", "_TorchCompileInductorWrapper")
+        if inductor is None:
+            yield
+            return
         compile_it = inductor.__call__
 
         def compile_unless_repeated(backend: Any, graph: Any, inputs: Any, **options: Any) -> Any:
