@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,36 @@ from orchestrator.artifacts.signing import SigningKey
 from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.run import sweep_folder
+from orchestrator.run.session import ray_session
 from orchestrator.run.stages import Stages
+
+_RAY = ExitStack()
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> None:
+    """A session of Ray on this host, for all tests that use one in a row: starting it takes ten seconds."""
+    import ray
+
+    if not ray.is_initialized():
+        _RAY.enter_context(ray_session())
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures, which may use Ray when they end
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ends the session of Ray before a test that does not use it."""
+    uses_it = nextitem is not None and ("local_ray" in nextitem.fixturenames or _has_a_shelf_on_ray(nextitem))
+    if not uses_it:
+        _RAY.close()
+
+
+def pytest_sessionfinish() -> None:
+    """Ends the session of Ray if pytest stops at a failure."""
+    _RAY.close()
+
+
+def _has_a_shelf_on_ray(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.callspec.params.get("shelf") == "cluster"
 
 
 @pytest.fixture

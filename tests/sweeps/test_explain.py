@@ -34,11 +34,11 @@ def section(printed: str, title: str) -> list[str]:
 
 
 def test_a_setting_is_explained_in_words_a_person_can_act_on(capsys: pytest.CaptureFixture[str]) -> None:
-    spelled = "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,optimizer=compiled"
+    spelled = "scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager"
     code, printed, complaint = explained(capsys, "faulty_workloads:BreaksItsGraph", spelled)
     assert code == 0, complaint
     assert section(printed, "verdict")[0].strip().startswith("ok")
-    graphs = 2 + 1 + 1  # the part before the break for two lengths, the part after it, and Adam
+    graphs = 2 + 1  # the part before the break for two lengths, and the part after it
     assert section(printed, "compiled") == [f"  {graphs} graphs of the model and its loss as one"]
     breaks = "\n".join(section(printed, "graph breaks"))
     assert "faulty_workloads.py:" in breaks

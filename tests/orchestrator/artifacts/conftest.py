@@ -50,14 +50,6 @@ def s3_uri(s3_port: int) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    from orchestrator.run.session import ray_session
-
-    with ray_session():
-        yield
-
-
-@pytest.fixture(scope="module")
 def cluster_location(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the shelf of a cluster is that all tests of a file use: its actor takes seconds to start."""
     import ray

@@ -1,10 +1,9 @@
-"""Parts that need Ray, on one real local session for all tests of this file."""
+"""Parts that need Ray, on one real local session."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +15,9 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import SessionError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.run.session import ray_session
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    with ray_session():
-        yield
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 def test_the_session_listens_on_the_loopback_alone_and_asks_for_a_token() -> None:
