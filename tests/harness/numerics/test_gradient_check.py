@@ -188,7 +188,7 @@ def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
 ) -> None:
     subject = Subject(net(), autocast=True)
 
-    def left_over(search: Any, moves: Any, signs: Any, width: float, rule: Any) -> float:
+    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
         eager = scale * EAGER_RESNET[width]
         return eager if subject.is_eager else compiled(eager)
 
@@ -202,7 +202,7 @@ def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
 def test_a_group_that_is_wrong_is_found_among_right_ones(monkeypatch: pytest.MonkeyPatch, draws: bool) -> None:
     subject = Subject(net(), autocast=True)
 
-    def left_over(search: Any, moves: Any, signs: Any, width: float, rule: Any) -> float:
+    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
         rounding = 5e-5 / width * (-1.0 if subject.is_eager else 1.0)
         return rounding + (0.5 if "blocks.0.up" in moves and not subject.is_eager else 0.0)
 
