@@ -400,6 +400,12 @@ ERRORS = (
         "or take its first derivative inside the compiled function, with torch.func.grad",
     ),
     Cause(
+        name="marked length that the code fixes",
+        headline=r"You marked .* as dynamic but your code specialized it|Constraints violated",
+        advice="dynamic=mark insists that a length varies, but this code fixes it, often where it meets a tensor from before a "
+        "graph break: use dynamic=auto, or fix the break",
+    ),
+    Cause(
         name="complex numbers",
         headline=r"[Cc]omplex|ComplexFloat|ComplexHalf",
         advice=f"{REAL_PAIRS}, or leave that module eager",

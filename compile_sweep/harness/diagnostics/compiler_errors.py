@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import traceback
 
-_COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/")
-"""Modules where AOTAutograd and Inductor raise their own errors at run time, such as the one about second derivatives."""
+_COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/", "torch/fx/experimental/")
+"""Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and symbolic
+shapes, whose violated constraints Dynamo does not wrap.
+"""
 
 
 def is_compiler_error(error: BaseException) -> bool:

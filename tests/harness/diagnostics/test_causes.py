@@ -46,6 +46,21 @@ def test_a_double_backward_is_the_compilers_error_and_is_mended_by_the_advice() 
     force_loss(net, torch.randn(4, 8)).backward()
 
 
+def test_a_marked_length_that_the_code_fixes_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
+    torch._dynamo.reset()
+    x, fixed = torch.zeros(3, 8), torch.zeros(3, 8)
+    torch._dynamo.mark_dynamic(x, 1)
+    add = torch.compile(lambda x: x + fixed, backend="eager")
+    with pytest.raises(RuntimeError) as raised:
+        add(x)
+    assert is_compiler_error(raised.value)
+    advice = causes.advice_on_error(str(raised.value))
+    assert advice is not None
+    assert "dynamic=auto" in advice
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + fixed, backend="eager", dynamic=None)(torch.zeros(3, 8))
+
+
 def test_an_error_of_the_models_own_code_is_not_the_compilers() -> None:
     torch._dynamo.reset()
     with pytest.raises(RuntimeError) as raised:
