@@ -6,8 +6,8 @@ import sys
 import traceback
 
 _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/", "torch/fx/experimental/")
-"""Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and symbolic
-shapes, whose violated constraints Dynamo does not wrap.
+"""Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and
+symbolic shapes, whose violated constraints Dynamo does not wrap.
 """
 
 

@@ -17,7 +17,7 @@ a straight-through estimate in it has gradients that are not derivatives. Other 
 In half precision, a move that stands out from rounding bends the loss if all layers of a deep network make it at once, so they
 move in groups, one group at a time. And a gradient holds noise of rounding, which agrees with itself: projected on its own
 direction, a gradient is too long by the noise's share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a
-factor of three (docs/results.md). So the direction is taken next to the start, at weights that differ by a few roundings, where
+factor of three (docs/log.md). So the direction is taken next to the start, at weights that differ by a few roundings, where
 the noise is another.
 
 Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random states are what they were.
