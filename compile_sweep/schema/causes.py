@@ -488,7 +488,7 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
     if cause := cause_of_series(told):
-        return cause.advice
+        return named_advice(cause, told.first.source)
     if "size" in last.guard or not last.guard:
         of_data = (
             "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
@@ -496,6 +496,12 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
         )
         return f"use fewer lengths, dynamic=mark, or a higher recompile_limit; {of_data}"
     return "keep what the guard names the same in every step"
+
+
+def named_advice(cause: Cause, source: str) -> str:
+    """Returns the advice on a guard, with the attribute's own name in the code that it shows."""
+    attribute = source.rpartition(".")[2]
+    return cause.advice.replace("'steps'", f"'{attribute}'") if attribute.isidentifier() else cause.advice
 
 
 def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:

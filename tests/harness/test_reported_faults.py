@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_measurement
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.outcome import judge_measurement
+from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.outcome import Death, judge_death, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from workloads import WorkloadFromModel
 
@@ -188,6 +190,50 @@ class GrowingTable(nn.Module):
         return self.head(self.embed(ids) + self.places[: ids.shape[1]]).mean(1)
 
 
+class DropsOut(Body):
+    """Has enough layers for a backward that computes some of them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 12)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + nn.functional.dropout(layer(nn.functional.dropout(x, 0.3)), 0.3)
+        return super().forward(x)
+
+
+class WarmsUp(nn.Module):
+    """A loss that is another one for the first steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        self.step += 1
+        return plain_loss(model, batch) if self.step > 50 else model(batch["x"]).square().mean()
+
+
+class Energy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, places: Tensor) -> Tensor:
+        return self.layers(places).sum()
+
+
+def atoms(number: int) -> dict[str, Tensor]:
+    return {"places": torch.randn(16, 4), "forces": torch.randn(16, 4)}
+
+
+def loss_of_forces(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    places = batch["places"].clone().requires_grad_()
+    (forces,) = torch.autograd.grad(model(places), places, create_graph=True)
+    return mse_loss(forces, batch["forces"])
+
+
 def rows(number: int) -> dict[str, Tensor]:
     return {"x": torch.randn(16, 12), "target": torch.randint(6, (16,))}
 
@@ -239,11 +285,17 @@ class Fault:
     never: tuple[str, ...] = ()
     loss: Callable[..., Tensor] | Callable[[], nn.Module] = plain_loss
     batch: Callable[[int], dict[str, Tensor]] = rows
+    memory_budget: float = 1.0
 
 
 LENGTHS = ("fewer lengths", "dynamic=mark", "higher recompile_limit")
 
 FAULTS = [
+    Fault(
+        DropsOut, AUTO, "diverges",
+        ("do not belong to the loss", "an activation_memory_budget below 1 does this under dropout"), memory_budget=0.3,
+    ),
+    Fault(Body, AUTO, "recompile-limit", ("step == 0, then", "register_buffer('step', "), LENGTHS, WarmsUp),
     Fault(AnnealedTemperature, STATIC, "recompile-limit", ("heat == 3.0, then", "make it a tensor"), LENGTHS),
     Fault(AnnealedTemperature, AUTO, "recompile-limit", ("heat) == ", "make it a tensor"), ("dynamic=auto",)),
     Fault(KeepsActivations, AUTO, "recompile-limit", ("means", "(8 times)", "keep what grows out of the forward"), LENGTHS),
@@ -271,6 +323,28 @@ FAULTS = [
 ]  # fmt: skip
 
 
+def test_a_gradient_in_the_loss_is_a_compile_error_with_advice() -> None:
+    torch._dynamo.reset()
+    workload = WorkloadFromModel(Energy, atoms, loss_of_forces, num_batches=2)()
+    with pytest.raises(RuntimeError) as raised:
+        measure(prepare(workload, CompileSettings.parse(AUTO), CPU), protocol=SHORT)
+    times = {"in_phase_s": 1.0, "elapsed_s": 9.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
+    error: dict[str, Any] = {"error_type": "builtins.RuntimeError", "error_text": str(raised.value)}
+    verdict = judge_death(Death(phase="warming-up", **times, **error, error_is_compilers=is_compiler_error(raised.value)))
+    assert verdict.label == "compile-error"
+    assert "leave the module that is differentiated twice eager" in (verdict.reason or "")
+
+
+def test_a_last_batch_with_fewer_rows_is_left_out_or_refused_and_never_filled_up() -> None:
+    def rows_of_a_set(number: int) -> dict[str, Tensor]:
+        return rows(number) if number % 3 < 2 else {name: values[:5] for name, values in rows(number).items()}
+
+    (left_out,) = WorkloadFromModel(Body, rows_of_a_set, plain_loss, num_batches=3)().remarks()
+    assert "5" in left_out
+    with pytest.raises(WorkloadError, match="batches of 5 and 16 samples cannot be timed together; leave odd ones out"):
+        WorkloadFromModel(Body, rows_of_a_set, plain_loss, num_batches=6)().remarks()
+
+
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.model.__name__} {fault.settings.split(',')[1]}")
 def test_a_reported_fault_has_its_label_and_what_helps(fault: Fault) -> None:
@@ -278,7 +352,8 @@ def test_a_reported_fault_has_its_label_and_what_helps(fault: Fault) -> None:
     loss: Any = fault.loss() if isinstance(fault.loss, type) else fault.loss
     workload = WorkloadFromModel(fault.model, fault.batch, loss, num_batches=6)()
     settings = CompileSettings.parse(fault.settings)
-    found = measure(prepare(workload, settings, CPU), protocol=SHORT).to_dict()
+    with torch._functorch.config.patch(activation_memory_budget=fault.memory_budget):
+        found = measure(prepare(workload, settings, CPU), protocol=SHORT).to_dict()
     verdict = judge_measurement(found, claims_cudagraphs=False)
     sizes = KnownSizes(settings=settings, max_length=workload.max_length, batch_size=workload.batch_size)
     lines = [line for section in explain_measurement(found, settings, sizes, ()) for line in section.lines]

@@ -21,6 +21,7 @@ from compile_sweep.schema.causes import (
     advice_on_fallback,
     advice_on_limit,
     cause_of_series,
+    named_advice,
     why_not_faster,
 )
 from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_recompiles
@@ -106,6 +107,7 @@ def _cause(series: RecompileSeries, lengths: KnownSizes) -> Cause | None:
 def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str:
     """Returns the advice on a guard, with the names in it."""
     name, kind = _named(series.first.source), series.first.kind
+    advice = named_advice(cause, series.first.source)
     values = series.values[0] if len(series.values) == 1 else f"{series.values[0]}, then {', '.join(series.values[1:3])}"
     if cause.name == "module's counter" and lengths.settings.scope is Scope.REGIONAL:
         return (
@@ -113,12 +115,12 @@ def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str
             "recompile_limit above the number of blocks, or hand the number in as a tensor"
         )
     if kind == "requires_grad":
-        return f"the requires_grad of {name} changed: {cause.advice}"
+        return f"the requires_grad of {name} changed: {advice}"
     if kind == "length":
-        return f"the length of {name} was {values} and changed: {cause.advice}"
+        return f"the length of {name} was {values} and changed: {advice}"
     if kind == "value" and not series.first.source.startswith("___"):
-        return f"the Python value {name} was {values} and changed: {cause.advice}"
-    return cause.advice
+        return f"the Python value {name} was {values} and changed: {advice}"
+    return advice
 
 
 def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes) -> str:

@@ -13,6 +13,8 @@ from test_break_causes import BREAKS
 from test_recompile_causes import GUARDS
 from torch import Tensor
 
+from compile_sweep.harness.diagnostics.advice import advise_on_hint
+from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import causes
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
@@ -176,3 +178,33 @@ def test_an_error_of_the_compilers_says_what_helps() -> None:
     verdict = judge_death(death)
     assert verdict.label is Label.COMPILE_ERROR
     assert "differentiated twice" in (verdict.reason or "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("always:Torchinductor does not support code generation:UserWarning")
+def test_complex_numbers_are_told_and_pairs_of_real_numbers_mend_it() -> None:
+    angle = torch.rand(8)
+
+    def turned(x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (8, 2))) * torch.polar(torch.ones(8), angle)).flatten(-2)
+
+    def turned_by_pairs(x: Tensor) -> Tensor:
+        first, second = x.unflatten(-1, (8, 2)).unbind(-1)
+        return torch.stack(
+            (first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()), dim=-1
+        ).flatten(-2)
+
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(turned(x), turned_by_pairs(x))
+    hints = []
+    for function in (turned, turned_by_pairs):
+        torch._dynamo.reset()
+        with capture_diagnostics() as found, torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+            torch.testing.assert_close(torch.compile(function, dynamic=False)(x), function(x))
+        hints.append([hint for hint in found.perf_hints if "omplex" in hint])
+    before, after = hints
+    assert before
+    assert after == []
+    advice = [advise_on_hint(hint) or "" for hint in before]
+    assert all("compute with pairs of real numbers, such as cos and sin" in one for one in advice), before
