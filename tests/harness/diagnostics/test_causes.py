@@ -182,6 +182,7 @@ def test_an_error_of_the_compilers_says_what_helps() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
+@torch._functorch.config.patch(enable_autograd_cache=False)
 @pytest.mark.filterwarnings("always:Torchinductor does not support code generation:UserWarning")
 def test_complex_numbers_are_told_and_pairs_of_real_numbers_mend_it() -> None:
     angle = torch.rand(8)
@@ -197,10 +198,11 @@ def test_complex_numbers_are_told_and_pairs_of_real_numbers_mend_it() -> None:
 
     x = torch.randn(4, 16)
     torch.testing.assert_close(turned(x), turned_by_pairs(x))
+    uncached = torch._inductor.config.patch({"cpp.vec_isa_ok": True, "fx_graph_cache": False})
     hints = []
     for function in (turned, turned_by_pairs):
         torch._dynamo.reset()
-        with capture_diagnostics() as found, torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+        with capture_diagnostics() as found, uncached:
             torch.testing.assert_close(torch.compile(function, dynamic=False)(x), function(x))
         hints.append([hint for hint in found.perf_hints if "omplex" in hint])
     before, after = hints
