@@ -29,8 +29,8 @@ from compile_sweep.contract.base import Batch, load_workload
 from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import TrainStep, applied
+from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import (
-    Differentiated,
     GradientCheck,
     Outcome,
     check_gradients,

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 from compile_sweep.harness import memory
 from compile_sweep.harness.distributed import everywhere, num_workers
+from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import (
-    Differentiated,
     GradientCheck,
     Outcome,
     check_gradients,

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,13 +36,13 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from compile_sweep.contract.base import Batch, unwrap_ddp
-from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep
-from compile_sweep.harness.distributed import agreed_numbers, everywhere, num_workers
+from compile_sweep.harness.distributed import everywhere, num_workers
+from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.prepare import Prepared
@@ -51,14 +50,6 @@ from compile_sweep.schema.settings import Scope
 
 NUM_LINES = 2
 """Number of lines, each of which moves every layer. On a single line, the errors of two layers may cancel."""
-
-STARTING_SCALE = 0.02
-"""Root mean square that weights are assumed to have at least, for those such as biases that start at zero."""
-
-LEAST_SHARE = 0.1
-"""Fraction of the usual change of the loss that a layer must be able to make within `max_move`; the gradients of others are too
-small to be told from rounding, and these layers stay fixed.
-"""
 
 MAX_SINGLE_LAYERS = 16
 """Up to this many layers, each is examined by itself once something is wrong; with more, the worst one is found by halving."""
@@ -78,32 +69,7 @@ COARSEST = 0.5
 LEAST_CHECKED = 0.75
 """Fraction of the moved layers that must be found right for the check to say so."""
 
-NUDGE = 4.0
-"""Largest relative change of a weight, in roundings, at which directions are taken in half precision."""
-
 _SEED = 0x5EED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """How precisely the check can look, given the precision of the step."""
-
-    allowed: float
-    """Relative error of one layer's gradient that is tolerated."""
-    widths: Sequence[float]
-    """Relative changes of the loss that each layer makes; the first one is tried first."""
-    max_move: float
-    """Maximum move of a layer, as a fraction of its 2-norm: beyond it, the loss is not a polynomial of low degree."""
-
-
-PRECISIONS = (
-    (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4), max_move=0.01)),
-    (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4), max_move=0.03)),
-    (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 3e-4, 1e-2), max_move=0.1)),
-)
-"""By the largest relative rounding error of one operation that each applies to: float32, half precision, bfloat16. The effect of
-rounding and the allowed error are measured in benchmarks/gradient_errors.py (docs/results.md).
-"""
 
 
 class Outcome(StrEnum):
@@ -143,27 +109,6 @@ class GradientCheck:
             f"gradients of {named[0] if named else 'the model'}{others} do not belong to the loss that the compiled forward "
             f"computes: off by {off}, {allowed} allowed (finite differences in the compiled code)"
         )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Differentiated:
-    """A step whose gradients can be computed without an update.
-
-    Args:
-        parameters: Trained parameters, by dotted name.
-        buffers: Returns the model's buffers; called each time, since a forward may replace them.
-        run: Runs forward and backward on one batch from the current random state; returns the loss and keeps the gradients.
-        discard: Drops the gradients as the step itself does.
-        gradients: Returns the gradients, in the order of the parameters.
-        device: The device that the step runs on.
-    """
-
-    parameters: Mapping[str, nn.Parameter]
-    buffers: Callable[[], Iterable[Tensor]]
-    run: Callable[[], float]
-    discard: Callable[[], None]
-    gradients: Callable[[], Sequence[Tensor | None]]
-    device: torch.device
 
 
 def skipped(reason: str) -> GradientCheck:
@@ -208,57 +153,11 @@ def _unfit(parameters: Iterable[nn.Parameter]) -> str | None:
     return None
 
 
-def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Restores buffers in place, including replaced ones, so that addresses known to CUDA graphs stay valid."""
-    for (known, value), now in zip(buffers, step.buffers(), strict=True):
-        known.copy_(value)
-        if now is not known and now.shape == value.shape:
-            now.copy_(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """Result of a forward and backward at one point."""
-
-    loss: float
-    slopes: Sequence[float]
-    """For each layer, the projection of its gradient on its own direction at the start."""
-
-
-class _Search:
+class _Search(FiniteDifferences):
     """One attempt, with one seed."""
 
-    def __init__(
-        self,
-        step: Differentiated,
-        precision: Precision,
-        *,
-        rounding: float,
-        seed: int,
-        draws: bool,
-        eagerly: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self.evaluations = 0
-        self._step, self._precision, self._seed, self._draws, self._eagerly = step, precision, seed, draws, eagerly
-        self._parameters = list(step.parameters.values())
-        self._start = [p.detach().clone() for p in self._parameters]
-        self._buffers = [(b, b.clone()) for b in step.buffers()]
-        self._layers: dict[str, list[int]] = {}
-        self._directions: list[Tensor | None] = []
-        self._signs: list[dict[str, float]] = []
-        self._nudge = 0.0 if precision is PRECISIONS[0][1] else NUDGE * rounding
-
-    def put_back(self) -> None:
-        """Restores parameters and buffers, and drops the gradients."""
-        self._restore()
-        with torch.no_grad():
-            _put_back(self._step, self._buffers)
-        self._step.discard()
-
-    def _restore(self) -> None:
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters, self._start, strict=True):
-                parameter.copy_(value)
+    _signs: Sequence[dict[str, float]] = ()
+    """For each line, back or forth for each layer; empty if layers move in groups."""
 
     def found(self) -> GradientCheck:
         """Returns what the lines show."""
@@ -385,17 +284,6 @@ class _Search:
                 return Outcome.OK, width, judged[width], limits[width]
         return Outcome.SKIPPED, 0.0, 0.0, math.inf
 
-    @contextmanager
-    def _uncompiled(self) -> Iterator[None]:
-        """Makes evaluations in the block eager."""
-        compiled_center = self._center
-        try:
-            with self._eagerly():
-                self._center = self._at({}, 0.0)
-                yield
-        finally:
-            self._center = compiled_center
-
     def _wrong(self, width: float, error: float, checked: float, among: Sequence[str] | None = None) -> GradientCheck:
         layers = self._wrong_layers(width, among)
         return self._verdict(Outcome.WRONG, abs(next(iter(layers.values()), error)), checked, layers)
@@ -431,52 +319,6 @@ class _Search:
             names = halves[0] if left[0] >= left[1] else halves[1]
         return {name: moves[name] for name in names}
 
-    def _begun(self) -> _Point | None:
-        """Takes each layer's direction from the gradient at the current weights, or next to them, and evaluates there."""
-        self._shake()
-        loss = self._evaluate()
-        gradients = self._step.gradients()
-        self._directions = [None if g is None else _dense(g).detach().clone() for g in gradients]
-        named: dict[str, list[int]] = defaultdict(list)
-        for index, name in enumerate(self._step.parameters):
-            if self._directions[index] is not None:
-                named[name.rpartition(".")[0] or name].append(index)
-        squares = [0.0 if d is None else _dot(d, d) for d in self._directions]
-        self._norms = {layer: math.sqrt(sum(squares[i] for i in indices)) for layer, indices in named.items()}
-        if not math.isfinite(loss) or not all(map(math.isfinite, self._norms.values())):
-            return None
-        self._layers = {layer: indices for layer, indices in named.items() if self._norms[layer]}
-        self._reach = {
-            layer: self._precision.max_move * self._norm_of_weights(indices) for layer, indices in self._layers.items()
-        }
-        self._restore()
-        center = self._at({}, 0.0) if self._nudge else _Point(loss, [self._norms[layer] for layer in self._layers])
-        self._slopes = dict(zip(self._layers, center.slopes, strict=True))
-        return center if math.isfinite(center.loss) and all(map(math.isfinite, center.slopes)) else None
-
-    def _shake(self) -> None:
-        """Changes every weight by a few roundings, in half precision."""
-        if not self._nudge:
-            return
-        generator = torch.Generator(self._step.device).manual_seed(self._seed)
-        with torch.no_grad():
-            for parameter in self._parameters:
-                change = torch.rand(parameter.shape, device=parameter.device, generator=generator).mul_(2).sub_(1)
-                parameter.mul_(change.mul_(self._nudge).add_(1))
-
-    def _norm_of_weights(self, indices: Sequence[int]) -> float:
-        count = sum(self._start[i].numel() for i in indices)
-        return max(math.sqrt(sum(_dot(self._start[i], self._start[i]) for i in indices)), STARTING_SCALE * math.sqrt(count))
-
-    def _moves(self, width: float) -> dict[str, float]:
-        """Returns how far each layer moves along its direction, as a 2-norm; 0 for one that cannot change the loss enough."""
-        change = width * self._size
-        found = {}
-        for name, slope in self._slopes.items():
-            move = min(change / slope, self._reach[name]) if slope > 0 else 0.0
-            found[name] = move if move * slope >= LEAST_SHARE * change else 0.0
-        return found
-
     def _pattern(self, moves: Mapping[str, float], line: int) -> dict[str, float]:
         """Chooses back or forth for each layer. The choices do not balance, or an error common to all layers would cancel."""
         random = Random(line)
@@ -487,55 +329,6 @@ class _Search:
             if abs(sum(signs[name] * change for name, change in changes.items())) >= 0.999 * least:
                 return signs
 
-    def _error(self, moves: Mapping[str, float], signs: Mapping[str, float], width: float) -> float:
-        """Returns the residual of Simpson's rule, in units of one layer's change of the loss."""
-        steps = {name: signs[name] * move for name, move in moves.items() if move}
-        after, before = (self._at(steps, side) for side in (1.0, -1.0))
-        assert self._center is not None
-        slopes = zip(self._layers, before.slopes, self._center.slopes, after.slopes, strict=True)
-        integral = sum(steps.get(name, 0.0) * (b + 4 * c + a) / 3 for name, b, c, a in slopes)
-        (left,) = agreed_numbers([(integral - (after.loss - before.loss)) / 2], self._step.device)
-        return left / (width * self._size)
-
-    def _at(self, steps: Mapping[str, float], side: float) -> _Point:
-        """Evaluates with each layer moved by its step along its direction, then restores the weights."""
-        self._move(steps, side)
-        try:
-            loss = self._evaluate()
-        finally:
-            self._move(steps, 0.0)
-        gradients = self._step.gradients()
-        return _Point(
-            loss,
-            [
-                sum(self._projection(gradients[i], i) for i in indices) / self._norms[layer]
-                for layer, indices in self._layers.items()
-            ],
-        )
-
-    def _projection(self, gradient: Tensor | None, index: int) -> float:
-        direction = self._directions[index]
-        return 0.0 if gradient is None or direction is None else _dot(_dense(gradient), direction)
-
-    def _move(self, steps: Mapping[str, float], side: float) -> None:
-        with torch.no_grad():
-            for name, step in steps.items():
-                for i in self._layers[name]:
-                    direction = self._directions[i]
-                    assert direction is not None
-                    if side:
-                        torch.add(self._start[i], direction, alpha=side * step / self._norms[name], out=self._parameters[i])
-                    else:
-                        self._parameters[i].copy_(self._start[i])
-
-    def _evaluate(self) -> float:
-        self.evaluations += 1
-        with torch.no_grad():
-            _put_back(self._step, self._buffers)
-        self._step.discard()
-        with own_random_numbers(self._step.device, self._seed):
-            return _mean_over_workers(self._step.run(), self._step.device)
-
 
 def _plateau(errors: Mapping[float, float], allowed: float) -> tuple[float, float] | None:
     """Returns two widths whose errors agree and are out of tolerance."""
@@ -543,26 +336,6 @@ def _plateau(errors: Mapping[float, float], allowed: float) -> tuple[float, floa
         if min(abs(one), abs(other)) > allowed and abs(one - other) < 0.3 * min(abs(one), abs(other)):
             return width, other_width
     return None
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _dot(one: Tensor, other: Tensor) -> float:
-    """Dot product of real vectors; complex numbers count as pairs of real ones, as their gradients do."""
-    if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    return float((one * other).sum(dtype=torch.float64))
-
-
-def _mean_over_workers(loss: float, device: torch.device) -> float:
-    """Returns the loss whose gradients workers have after averaging them."""
-    if num_workers() == 1:
-        return loss
-    shared = torch.tensor(loss, device=device, dtype=torch.float64)
-    torch.distributed.all_reduce(shared)
-    return float(shared) / num_workers()
 
 
 def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, *, draws: bool) -> GradientCheck | None:

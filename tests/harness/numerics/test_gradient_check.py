@@ -21,8 +21,8 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics import gradient_check
 from compile_sweep.harness.numerics.check import NumericsStatus, judge
+from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import (
-    Differentiated,
     GradientCheck,
     Outcome,
     check_gradients,
