@@ -40,7 +40,7 @@ def difference(settings: CompileSettings, baseline: CompileSettings | None = Non
         settings: The settings.
         baseline: What is run today; None if that is not known.
     """
-    said = describe(settings)
+    said = _step_first(describe(settings))
     if settings == baseline or settings.as_written:
         return _fitting(list(said.values()))
     ours = {} if baseline is None else describe(baseline)
@@ -54,6 +54,12 @@ def difference(settings: CompileSettings, baseline: CompileSettings | None = Non
             usual["padding"] = ""
         words += [word for name in gone if (word := usual.get(name, f"no {ours[name]}"))]
     return _fitting(words)
+
+
+def _step_first(said: Mapping[str, str]) -> dict[str, str]:
+    """Puts what changes the meaning of a step right behind the scope, so that it is never among the words that do not fit."""
+    first = ("scope", "workload.batch_size", "accumulate")
+    return {name: said[name] for name in first if name in said} | dict(said)
 
 
 def _fitting(words: list[str]) -> str:

@@ -27,6 +27,11 @@ def test_ids_follow_the_first_record_and_hold_while_the_sweep_grows() -> None:
     ("settings", "baseline", "words"),
     [
         ("scope=full", "scope=eager", "full, static"),
+        (
+            "scope=full,mode=reduce-overhead,optimizer=fused,batch_size=64",
+            "scope=eager",
+            "full, batch_size=64, reduce-overhead, static, +1",
+        ),
         ("scope=eager,optimizer=fused", "scope=eager,padding=longest", "eager, fused optimizer, pad to max"),
         ("scope=full,dynamic=mark", "scope=eager,padding=longest", "full, mark"),
         ("scope=full,optimizer=fused", "scope=eager,optimizer=fused", "full, static"),
