@@ -78,7 +78,7 @@ def test_what_was_measured_warm_is_quick_and_measured_again_cold_if_it_is_on_the
     assert best.trial["compile_s"] == pytest.approx(cold["compile_s"])
     (start,) = records_of(tmp_path / "shared", "warm_starts.jsonl")  # the postponed one
     assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
-    assert "warm start s" in printed
+    assert "warm start: full, default, static" in printed
 
     sweep(runner, "--caches", "auto", "--resume", "--output", shared)
     assert len(records_of(tmp_path / "shared")) == 3  # nothing is left
