@@ -46,12 +46,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets the number of examples before any test is imported, because tests read it on import."""
+    """Sets the number of examples before any test is imported, because tests read it on import.
+
+    Makes pytest keep the test files that it has rewritten, even in a container where PYTHONDONTWRITEBYTECODE is set: otherwise
+    each process spends ten seconds on rewriting them all.
+    """
+    sys.dont_write_bytecode = False  # only until tests run
     if examples := config.getoption("--examples"):
         from hypothesis import settings  # takes a second, so only if a test asks
 
         settings.register_profile("asked for", max_examples=examples)
         settings.load_profile("asked for")
+
+
+def pytest_collection_finish() -> None:
+    """Restores what the environment says about byte code."""
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -167,6 +167,9 @@ HOSTILE = (
 EXTREMES = (10**400, -(10**400), 2**63, 2**64, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, -1, 0)
 """Numbers that break code that expects usual ones."""
 
+TRIED_EXTREMES = EXTREMES if "FUZZ_CASES" in os.environ else (10**400, 2**63, -1e308, 5e-324, math.nan, math.inf, 0)
+"""Those that are tried one by one for every option and field; `make nightly` tries them all."""
+
 texts = st.text(max_size=20) | st.sampled_from(HOSTILE)
 numbers = st.integers() | st.floats() | st.sampled_from([*EXTREMES, True, False])
 values = st.recursive(

@@ -36,6 +36,8 @@ SHORT = Protocol(compared_steps=2, visits=1, min_passes=1, max_passes=1, cpu_win
 
 FURTHER = pytest.mark.nightly("another variant of a workload; `make test` compiles each workload once")
 
+SLOWEST = pytest.mark.nightly("its graph takes 15 s to trace; `make test` compiles the other workloads, one with an average")
+
 OWN = sorted(set(BUILT_IN) - {"captioning"})
 
 
@@ -58,8 +60,10 @@ def first_inputs(workload: Workload) -> dict[str, torch.Tensor]:
         pytest.param("gpt2-inference", "scope=full,workload.weights=frozen,autocast=bf16", marks=FURTHER),
         ("decoder", "scope=modular"),
         pytest.param("decoder", "scope=full", marks=FURTHER),
-        ("segmentation", "scope=full,workload.ema=on"),
-        ("detection", "scope=full"),
+        ("resnet", "scope=full,workload.ema=on"),
+        pytest.param("segmentation", "scope=full,workload.ema=on", marks=SLOWEST),
+        ("detection", "scope=regional"),
+        pytest.param("detection", "scope=full", marks=FURTHER),
         pytest.param("detection", "scope=full,workload.matching=greedy", marks=FURTHER),
     ],
 )
