@@ -46,7 +46,7 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=eager,padding=longest,pad_multiple=4", 0),
         pytest.param("scope=full", 1, marks=FURTHER),
         ("scope=full,dynamic=mark,pad_multiple=4", 1),
-        ("scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager", 2),
+        ("scope=full,dynamic=auto,pad_multiple=4,backend=eager", 2),
         pytest.param("scope=full,dynamic=buckets,bucket_size=8,backend=aot_eager", 2, marks=FURTHER),
         pytest.param("scope=modular", 2, marks=FURTHER),
         pytest.param("scope=modular,dynamic=mark,pad_multiple=4,backend=aot_eager", 2, marks=FURTHER),
@@ -55,10 +55,10 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=eager,optimizer=fused", 0),
         pytest.param("scope=full,fullgraph=on,backend=aot_eager", 1, marks=FURTHER),
         ("scope=full,backend=eager,dynamic=true,pad_multiple=4", 1),
-        ("scope=full,dynamic=mark,dynamic_min=8,dynamic_max=16,pad_multiple=4,backend=aot_eager", 1),
+        ("scope=full,dynamic=mark,dynamic_min=8,dynamic_max=16,pad_multiple=4,backend=eager", 1),
         pytest.param("scope=full,dynamic=mark,dynamic_min=8,pad_multiple=4,backend=aot_eager", 1, marks=FURTHER),
         pytest.param("scope=full,dynamic=mark,dynamic_max=16,pad_multiple=4,backend=aot_eager", 1, marks=FURTHER),
-        ("scope=full,dynamic=buckets,buckets=4/10/16,group_window=2,backend=aot_eager", 3),
+        ("scope=full,dynamic=buckets,buckets=4/10/16,group_window=2,backend=eager", 3),
         ("scope=full,inductor.epilogue_fusion=off,shape_padding=off,matmul_precision=high", 1),
         ("scope=full,autocast=bf16", 1),
         pytest.param("scope=full,autocast=fp16,backend=aot_eager", 1, marks=FURTHER),
@@ -67,7 +67,7 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=full,static_gradients=on,backend=aot_eager", 1),
         ("scope=eager,optimizer=foreach_map", 1),
         ("scope=full,dynamic=mark,unbacked=on,pad_multiple=4,backend=aot_eager", 1),
-        ("scope=full,dynamic=auto,pad_multiple=4,backend=aot_eager,compiler.dynamic_sources=L['ids']%2CL['labels']", 1),
+        ("scope=full,dynamic=auto,pad_multiple=4,backend=eager,compiler.dynamic_sources=L['ids']%2CL['labels']", 1),
         pytest.param("scope=full,mode=lite", 1, marks=FURTHER),
         ("scope=full,accumulate=3,dynamic=mark,pad_multiple=4,backend=aot_eager", 1),
     ],
@@ -86,7 +86,7 @@ def test_a_setting_compiles_as_many_graphs_as_it_says_and_follows_eager(spelled:
     ("dynamic", "graphs"), [pytest.param("mark", 1, marks=FURTHER), ("auto", 2), pytest.param("true", 1, marks=FURTHER)]
 )
 def test_lengths_that_are_not_rounded_begin_at_two_where_sizes_may_change(dynamic: str, graphs: int) -> None:
-    settings = CompileSettings.parse(f"scope=full,dynamic={dynamic},pad_multiple=1,backend=aot_eager")
+    settings = CompileSettings.parse(f"scope=full,dynamic={dynamic},pad_multiple=1,backend=eager")
     policy = settings.shape_policy(16)
     assert (policy.padded(1), policy.lengths()) == (2, tuple(range(2, 17)))
     found = measured(Toy("only", 0), settings.key)
@@ -206,7 +206,7 @@ def few_captions(monkeypatch: pytest.MonkeyPatch) -> CaptioningSize:
 @pytest.mark.usefixtures("few_captions")
 @pytest.mark.parametrize("attention", [pytest.param("eager", marks=FURTHER), "unmasked"])
 def test_regional_captioning_compiles_each_kind_of_block_once_for_all_depths_and_lengths(attention: str) -> None:
-    found = measured(Captioning("tiny", 0), f"scope=regional,dynamic=mark,backend=aot_eager,attention={attention}")
+    found = measured(Captioning("tiny", 0), f"scope=regional,dynamic=mark,backend=eager,attention={attention}")
     assert found.graphs == 2  # the encoder's block and the decoder's
     assert (found.recompile_reasons, found.fallbacks, found.graph_break_reasons) == ([], [], [])
     assert found.numerics["status"] == "ok", found.numerics
@@ -244,7 +244,7 @@ def test_a_silently_wrong_loss_is_labelled_and_infeasible() -> None:
 
 def test_a_hit_recompile_limit_is_noticed_and_infeasible() -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
-        found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=4,backend=aot_eager")
+        found = measured(Toy("only", 0), "scope=full,dynamic=buckets,bucket_size=4,backend=eager")
     verdict = judge_measurement(found.to_dict(), claims_cudagraphs=False)
     assert (verdict.status, verdict.label) == (Status.INFEASIBLE, Label.RECOMPILE_LIMIT)
     assert verdict.reason is not None
@@ -252,7 +252,7 @@ def test_a_hit_recompile_limit_is_noticed_and_infeasible() -> None:
 
 
 def test_a_graph_break_is_counted_with_its_reason_and_no_path_of_this_machine() -> None:
-    found = measured(BreaksItsGraph("only", 0), "scope=full,backend=aot_eager")
+    found = measured(BreaksItsGraph("only", 0), "scope=full,backend=eager")
     assert found.graphs == 2
     assert len(found.graph_break_reasons) == 1
     assert "faulty_workloads.py" in found.graph_break_reasons[0]

@@ -26,8 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=10, min_passes=2, max_passes=2, cpu_window_s=0.0)
-STATIC = "scope=full,dynamic=static,backend=aot_eager"
-AUTO = "scope=full,dynamic=auto,backend=aot_eager"
+STATIC = "scope=full,dynamic=static,backend=eager"
+AUTO = "scope=full,dynamic=auto,backend=eager"
+TRACED_BACKWARD = "scope=full,dynamic=auto,backend=aot_eager"
 
 
 class Body(nn.Module):
@@ -297,7 +298,7 @@ FAULTS = [
     ),
     Fault(Body, AUTO, "recompile-limit", ("step == 0, then", "register_buffer('step', "), LENGTHS, WarmsUp),
     Fault(AnnealedTemperature, STATIC, "recompile-limit", ("heat == 3.0, then", "make it a tensor"), LENGTHS),
-    Fault(AnnealedTemperature, AUTO, "recompile-limit", ("heat) == ", "make it a tensor"), ("dynamic=auto",)),
+    Fault(AnnealedTemperature, TRACED_BACKWARD, "recompile-limit", ("heat) == ", "make it a tensor"), ("dynamic=auto",)),
     Fault(KeepsActivations, AUTO, "recompile-limit", ("means", "(8 times)", "keep what grows out of the forward"), LENGTHS),
     Fault(CountsCalls, AUTO, "recompile-limit", ("calls == 0, then 1, 2, 3, 4, …, 7 (8 times)", "make it a buffer"), LENGTHS),
     Fault(Body, STATIC, "recompile-limit", ("dynamic=auto, does not",), LENGTHS, loss_with_a_shown_number),
@@ -306,18 +307,18 @@ FAULTS = [
     Fault(NumpyDepth, AUTO, None, ("numpy.random.rand", "draw with torch"), (".item() after the step", "print, log")),
     Fault(KeepsByStep, AUTO, "recompile-limit", ("norms", "keep what grows out of the forward"), LENGTHS),
     Fault(
-        Router, "scope=regional,dynamic=static,backend=aot_eager", "recompile-limit",
+        Router, "scope=regional,dynamic=static,backend=eager", "recompile-limit",
         ("size mismatch", "weight them by a mask", "dynamic=auto"),
     ),
     Fault(OwnNoise, AUTO, None, ("torch.Generator of your own",), ("enter the context",)),
     Fault(RoutesRows, AUTO, "silent-fallback", ("weight them by a mask", ".nonzero()"), ("torch.where instead",)),
     Fault(Noisy, AUTO, None, ("graph of the model and its loss as one",), ("diverges",)),
     Fault(MovesItsCodes, AUTO, None, ("1 graph of",), ("diverges",)),
-    Fault(Adapters, "scope=regional,dynamic=auto,backend=aot_eager", None, ("call requires_grad_() on it",), ("diverges",)),
+    Fault(Adapters, "scope=regional,dynamic=auto,backend=eager", None, ("call requires_grad_() on it",), ("diverges",)),
     Fault(Noisy, AUTO, None, ("1 graph of",), ("diverges",), loss_with_teacher),
     Fault(Body, AUTO, None, ("requires_grad of first.bias", "if layers are unfrozen once"), (), LateUnfreezing),
     Fault(
-        GrowingTable, "scope=full,dynamic=mark,pad_multiple=16,backend=aot_eager", None,
+        GrowingTable, "scope=full,dynamic=mark,pad_multiple=16,backend=eager", None,
         ("known", "build it once in __init__, at its largest"), ("register_buffer",), plain_loss, sentences,
     ),
 ]  # fmt: skip
