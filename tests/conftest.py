@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets the number of examples before any test is imported, because tests read it on import.
-
-    Makes pytest keep the test files that it has rewritten, even in a container where PYTHONDONTWRITEBYTECODE is set: otherwise
-    each process spends ten seconds on rewriting them all.
-    """
-    sys.dont_write_bytecode = False  # only until tests run
+    """Sets the number of examples before any test is imported, because tests read it on import."""
     if examples := config.getoption("--examples"):
         from hypothesis import settings  # takes a second, so only if a test asks
 
@@ -59,9 +54,20 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("asked for")
 
 
-def pytest_collection_finish() -> None:
-    """Restores what the environment says about byte code."""
-    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports the tests without looking for garbage, and keeps them as pytest has rewritten them.
+
+    Otherwise, in a container where PYTHONDONTWRITEBYTECODE is set, each process spends ten seconds on rewriting them all.
+    """
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = False
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        sys.dont_write_bytecode = before
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

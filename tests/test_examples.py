@@ -20,7 +20,7 @@ from compile_sweep.schema.settings import CompileSettings
 STEPS = 6
 SPELLED = [
     "scope=full,dynamic=mark,backend=aot_eager,optimizer=fused",
-    "scope=regional,dynamic=buckets,bucket_size=32,backend=aot_eager",
+    "scope=regional,dynamic=buckets,bucket_size=32,backend=eager",
 ]
 
 

@@ -76,6 +76,7 @@ def test_a_job_that_takes_too_long_is_stopped_and_begins_again(tmp_path: Path) -
     assert ended(output) == {"short": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path, number: int, exit_code: int) -> None:
     mark = tmp_path / "pid"

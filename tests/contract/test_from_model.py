@@ -85,7 +85,7 @@ def test_lengths_below_the_shortest_batch_are_neither_warmed_up_nor_padded_to() 
     workload = WorkloadFromModel(Windowed, rows_of(6, 9, 7), loss_of, num_batches=3)("only", 0)
     assert (workload.min_length, workload.max_length) == (6, 9)
     for spelled in ("dynamic=mark,pad_multiple=1", "dynamic=buckets,buckets=3/7/9"):
-        found = measured(workload, f"scope=full,backend=aot_eager,{spelled}")
+        found = measured(workload, f"scope=full,backend=eager,{spelled}")
         assert found.numerics["status"] == "ok"
         assert found.graphs == CompileSettings.parse(f"scope=full,{spelled}").num_graphs(9, workload.min_length)
 
@@ -261,7 +261,7 @@ def test_a_training_example_is_measured_compiled() -> None:
 @pytest.mark.slow
 def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_without_padding() -> None:
     workload = load_workload(f"{EXAMPLES}:Texts")("only", 0)
-    found = measure(prepare(workload, CompileSettings.parse("scope=full,dynamic=mark,backend=aot_eager"), CPU), protocol=SHORT)
+    found = measure(prepare(workload, CompileSettings.parse("scope=full,dynamic=mark,backend=eager"), CPU), protocol=SHORT)
     assert (found.graphs, found.graph_break_reasons, found.recompile_reasons) == (1, [], [])
     longest = {"input_ids": torch.ones(4, 64, dtype=torch.long)}
     padded = workload.padded({**longest, "labels": longest["input_ids"]}, lambda longest: longest)  # type: ignore[attr-defined]

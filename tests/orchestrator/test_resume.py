@@ -106,6 +106,7 @@ def test_paths_and_what_libraries_say_are_printed_with_their_brackets(
     assert f"report: {output / 'report.html'}\n" in said
 
 
+@pytest.mark.slow
 def test_half_a_record_of_a_killed_driver_is_set_aside_and_said_once(
     theirs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_policy_that_stops_trials_sees_what_finished_before_and_its_record_is_
     assert replay.steps[-1].volume < 1
 
 
+@pytest.mark.slow
 def test_a_table_is_well_under_a_megabyte_and_says_the_same_as_its_sweep(tmp_path: Path) -> None:
     full = [replace(record, step_ms=[1.0] * 500, eager_step_ms=[1.23456789] * 200, source="x" * 2000) for record in DONE]
     sweep = write_sweep(tmp_path / "sweep", full)

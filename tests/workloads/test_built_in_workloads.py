@@ -305,6 +305,7 @@ def test_synchronized_normalisation_replaces_the_usual_one() -> None:
     assert kinds == {"batch": {"BatchNorm2d"}, "sync": {"SyncBatchNorm"}}
 
 
+@pytest.mark.slow
 def test_synchronized_normalisation_is_refused_where_there_is_no_gpu() -> None:
     settings = CompileSettings.parse("scope=eager,workload.norm=sync")
     with pytest.raises(SettingsError, match=r"^workload\.norm=sync needs a GPU: .*; use workload\.norm=batch$"):

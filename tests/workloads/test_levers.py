@@ -222,6 +222,7 @@ EAGER_BACKEND = "backend=aot_eager"
 """Draws the same random numbers as eager, so that gradients can be compared."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -244,6 +245,7 @@ def test_checkpointed_blocks_run_their_forward_twice() -> None:
         assert Residual.runs == runs
 
 
+@pytest.mark.slow
 def test_nested_blocks_are_one_region_of_one_graph() -> None:
     workload = WorkloadFromModel(Stack, token_batch, loss_of, num_batches=2)()
     prepared = prepare(workload, CompileSettings.parse("scope=nested,backend=aot_eager"), CPU)

@@ -15,6 +15,8 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.schema import causes
 from compile_sweep.schema.recompiles import Recompile, fold_recompiles
 
+pytestmark = pytest.mark.slow
+
 
 def with_list(net: Net, x: Tensor) -> Tensor:
     y = net.layer(x)
@@ -126,7 +128,6 @@ GUARDS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", GUARDS, ids=lambda case: case.cause)
 def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     found = run(case.before, dynamic=False)

@@ -122,7 +122,7 @@ def test_right_gradients_are_ok_after_few_evaluations(dropout: float) -> None:
     assert found.share_checked == 1
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("factor", [0.8, 1.02, 1.2])
 @pytest.mark.parametrize("layer", ["embed", "blocks.0.up", "head"])
 def test_a_layer_whose_gradient_is_off_is_named(layer: str, factor: float, dropout: float) -> None:

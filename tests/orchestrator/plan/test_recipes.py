@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from compile_sweep.contract.base import load_workload
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.describe import describe
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -15,10 +17,16 @@ from compile_sweep.script.job import ScriptJob
 from orchestrator.plan.recipes import RECIPES, find_recipe
 from orchestrator.plan.scripts import script_facts
 from orchestrator.plan.space import Target, choose, padded_length
-from workloads.captioning import Captioning
 
-BASE_ON_GPU = Target.of(describe(Captioning("base", 0)), has_gpu=True)
-TINY_ON_CPU = Target.of(describe(Captioning("tiny", 0)), has_gpu=False)
+
+@cache
+def facts_of(name: str, size: str = "tiny") -> WorkloadFacts:
+    """Returns facts about a built-in workload, which take up to half a second to find."""
+    return describe(load_workload(name)(size, 0))
+
+
+BASE_ON_GPU = Target.of(facts_of("captioning", "base"), has_gpu=True)
+TINY_ON_CPU = Target.of(facts_of("captioning"), has_gpu=False)
 TARGETS = [BASE_ON_GPU, TINY_ON_CPU]
 
 
@@ -58,7 +66,7 @@ def test_every_recipe_over_lengths_begins_with_both_eager_baselines(recipe: str,
     ],
 )
 def test_recipes_of_other_workloads_try_all_they_name(recipe: str, workload: str, fewest: int, has_gpu: bool) -> None:
-    target = Target.of(describe(load_workload(workload)("tiny", 0)), has_gpu=has_gpu)
+    target = Target.of(facts_of(workload), has_gpu=has_gpu)
     chosen = choose(find_recipe(recipe)(target), target)
     assert chosen.excluded == ()
     assert len(chosen.settings) >= fewest
@@ -67,7 +75,7 @@ def test_recipes_of_other_workloads_try_all_they_name(recipe: str, workload: str
 
 
 def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
-    target = Target.of(describe(load_workload("gpt2-inference")("tiny", 0)), has_gpu=True)
+    target = Target.of(facts_of("gpt2-inference"), has_gpu=True)
     chosen = settings_of("inference", target)
     causes = ["weights=bf16", "grad_mode=no_grad", "cast_cache=kept,workload.grad_mode=no_grad", "batch_size=1", "batch_size=16"]
     for cause in (*(f"workload.{cause}" for cause in causes), "autocast=off", "attention=eager"):
@@ -79,7 +87,7 @@ def test_inference_varies_each_cause_alone_eager_and_compiled() -> None:
 
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_generation_compiles_the_parts_and_leaves_the_loop_to_python(has_gpu: bool) -> None:
-    chosen = settings_of("generation", Target.of(describe(load_workload("decoder")("base", 0)), has_gpu=has_gpu))
+    chosen = settings_of("generation", Target.of(facts_of("decoder", "base"), has_gpu=has_gpu))
     assert {setting.scope for setting in chosen} == {Scope.EAGER, Scope.MODULAR}
     for varied in (
         "workload.weights=bf16",
@@ -103,14 +111,13 @@ UNSPLIT = "ddp.optimize_ddp=no_optimization"
     ],
 )
 def test_with_several_workers_recipes_try_whole_graphs_beside_split_ones(recipe: str, workload: str, again: list[str]) -> None:
-    loaded = load_workload(workload)("tiny", 0)
-    alone, together = (settings_of(recipe, Target.of(describe(loaded), has_gpu=True, num_workers=count)) for count in (1, 2))
+    alone, together = (settings_of(recipe, Target.of(facts_of(workload), has_gpu=True, num_workers=count)) for count in (1, 2))
     assert set(together) - set(alone) == {CompileSettings.parse(f"{words},{UNSPLIT}") for words in again}
     assert set(alone) < set(together)
 
 
 def test_workloads_that_only_infer_have_no_reduction_to_vary() -> None:
-    target = Target.of(describe(load_workload("gpt2-inference")("tiny", 0)), has_gpu=True, num_workers=2)
+    target = Target.of(facts_of("gpt2-inference"), has_gpu=True, num_workers=2)
     chosen = choose(find_recipe("modes")(target), target)
     assert chosen.excluded == ()
     assert all(setting.ddp is None for setting in chosen.settings)
@@ -176,9 +183,7 @@ def fields_of(found: list[CompileSettings]) -> set[str]:
 
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_auto_tries_the_levers_that_fit_the_model_and_the_machine(has_gpu: bool) -> None:
-    images, text = (
-        settings_of("auto", Target.of(describe(load_workload(name)("tiny", 0)), has_gpu=has_gpu)) for name in ("resnet", "gpt2")
-    )
+    images, text = (settings_of("auto", Target.of(facts_of(name), has_gpu=has_gpu)) for name in ("resnet", "gpt2"))
     for found in (images, text):
         assert found[0] == CompileSettings.parse("scope=eager")
         assert any(setting.claims_cudagraphs for setting in found) is has_gpu
@@ -200,7 +205,7 @@ def test_auto_tries_dynamic_shapes_where_lengths_differ(target: Target) -> None:
 
 
 def test_auto_compiles_blocks_apart_only_where_there_are_any() -> None:
-    facts = describe(load_workload("layers")("tiny", 0))
+    facts = facts_of("layers")
     for has_blocks, scopes in ((True, {"eager", "full", "regional", "nested"}), (False, {"eager", "full"})):
         target = Target.of(replace(facts, has_blocks=has_blocks), has_gpu=True)
         assert {setting.scope for setting in settings_of("auto", target)} == scopes
@@ -209,7 +214,7 @@ def test_auto_compiles_blocks_apart_only_where_there_are_any() -> None:
 
 
 def test_auto_raises_matmul_precision_only_where_a_step_is_float32() -> None:
-    facts = describe(load_workload("layers")("tiny", 0))
+    facts = facts_of("layers")
     assert facts.autocasts
     for autocasts in (True, False):
         found = settings_of("auto", Target.of(replace(facts, autocasts=autocasts), has_gpu=True))
