@@ -293,7 +293,7 @@ LENGTHS = ("fewer lengths", "dynamic=mark", "higher recompile_limit")
 
 FAULTS = [
     Fault(
-        DropsOut, AUTO, "diverges",
+        DropsOut, TRACED_BACKWARD, "diverges",
         ("do not belong to the loss", "an activation_memory_budget below 1 does this under dropout"), memory_budget=0.3,
     ),
     Fault(Body, AUTO, "recompile-limit", ("step == 0, then", "register_buffer('step', "), LENGTHS, WarmsUp),
@@ -328,7 +328,7 @@ def test_a_gradient_in_the_loss_is_a_compile_error_with_advice() -> None:
     torch._dynamo.reset()
     workload = WorkloadFromModel(Energy, atoms, loss_of_forces, num_batches=2)()
     with pytest.raises(RuntimeError) as raised:
-        measure(prepare(workload, CompileSettings.parse(AUTO), CPU), protocol=SHORT)
+        measure(prepare(workload, CompileSettings.parse(TRACED_BACKWARD), CPU), protocol=SHORT)
     times = {"in_phase_s": 1.0, "elapsed_s": 9.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
     error: dict[str, Any] = {"error_type": "builtins.RuntimeError", "error_text": str(raised.value)}
     verdict = judge_death(Death(phase="warming-up", **times, **error, error_is_compilers=is_compiler_error(raised.value)))
