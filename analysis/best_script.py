@@ -153,18 +153,18 @@ def rerun(
         device = text(trial["device"]) or "cpu"
         command = [sys.executable, *launcher, str(path), "--device", "cpu" if device == "cpu" else "cuda"]
         took = number(trial["wall_s"])
-        say(f"{'its trial took ' + duration(took) + ', and ' if took else ''}it is given up after {duration(limit_s)}")
+        say(f"{'its trial took ' + duration(took) + ', and ' if took else ''}the run is abandoned after {duration(limit_s)}")
         code, out, err = _finished([*command, "--expect-device", device], environment, limit_s, say)
     if code == _OTHER_DEVICE or (workers > 1 and code and _LAUNCHED_OTHER_DEVICE.search(err)):
         return Rerun(Outcome.OTHER_DEVICE, f"Not run again: this host is not {_devices(trial)}, where it was measured.", {})
     came = _printed(out)
     if code is None:
-        return Rerun(Outcome.FAILED, f"Run again in a fresh process it did not end within {figure(limit_s, 's')}.", {})
+        return Rerun(Outcome.FAILED, f"Run again in a fresh process, it did not finish within {figure(limit_s, 's')}.", {})
     if code != 0 or came is None:
         is_sound = came is None or came["finite"]
         last = " ".join(" ".join(err.split("\n")[-_LAST_LINES:]).split())
         why = f"exit code {code}{': ' if last else ''}{last}" if is_sound else "a loss is not finite"
-        return Rerun(Outcome.FAILED, f"Run again in a fresh process it failed: {why}", came or {})
+        return Rerun(Outcome.FAILED, f"Run again in a fresh process, it failed: {why}", came or {})
     return _judged(trial, came)
 
 

@@ -17,13 +17,16 @@ import pandas as pd
 import tyro
 from markupsafe import Markup
 
+from analysis.choose.break_even import USUAL_STEPS, Job
+from analysis.choose.decision import Outcome
 from analysis.command_line import published
 from analysis.comparing.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
 from analysis.comparing.rules import Finding, Rule, check
 from analysis.comparing.words import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
-from analysis.formatting import instant
+from analysis.formatting import cell, instant, whole
 from analysis.load import SweepInfo, load_for_analysis, load_sweep
 from analysis.page.page import COMPARISON_FILE
+from analysis.recommend import recommend
 from analysis.report import renew_report
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag, Repeated
@@ -43,16 +46,16 @@ class Options:
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """The folder of the sweep to compare with."""
     after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    """The folder of the sweep that is judged."""
+    """The folder of the sweep to judge."""
     fail_on: Annotated[tuple[str, ...], Repeated, tyro.conf.arg(metavar="RULE")] = ()
-    """Exit with 1 where a setting breaks it: compile_s>+15%, samples_per_s<-3%, graph_breaks>0, peak_memory_bytes>40GiB, or one
-    of failures, breaks, recompiles, fallbacks, cudagraph-skips, numerics; may be repeated."""
+    """Exit with 1 if a setting breaks this rule: compile_s>+15%, samples_per_s<-3%, graph_breaks>0, peak_memory_bytes>40GiB, or
+    one of failures, breaks, recompiles, fallbacks, cudagraph-skips, numerics; may be repeated."""
     repeat: Annotated[tuple[Path, ...], Repeated, tyro.conf.arg(metavar="FOLDER")] = ()
-    """Another sweep of the very code that A is of: how it differs from A is noise between runs; may be repeated."""
+    """Another sweep of the same code as A: how it differs from A is noise between runs; may be repeated."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """The page; by default B/compare.html."""
+    """Where to write the page; by default B/compare.html."""
     markdown: Flag = False
-    """Print it as a table for a text instead."""
+    """Print a Markdown table instead."""
 
 
 class Row(NamedTuple):
@@ -78,7 +81,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def write_comparison(
     path: Path, comparison: Comparison, sweeps: tuple[SweepInfo, SweepInfo], names: tuple[str, str], *,
-    rules: Sequence[Rule] = (), findings: Sequence[Finding] = (),
+    rules: Sequence[Rule] = (), findings: Sequence[Finding] = (), lead: str = "",
 ) -> Path:  # fmt: skip
     """Atomically writes the comparison as a page that needs neither a network nor scripts.
 
@@ -94,6 +97,7 @@ def write_comparison(
         title=sweeps[1].what or "sweep",
         names=names,
         sweeps=sweeps,
+        lead=lead,
         said=sentences(comparison),
         rules=rules,
         broken=[finding for finding in findings if finding.fails],
@@ -124,16 +128,36 @@ def _command(options: Options) -> int:
     findings = check(comparison, rules)
     path = options.output or options.after / COMPARISON_FILE
     names = (str(options.before), str(options.after))
-    write_comparison(path, comparison, sweeps, names, rules=rules, findings=findings)
+    lead = _on_the_recommendation((before, after), attempts)
+    write_comparison(path, comparison, sweeps, names, rules=rules, findings=findings, lead=lead)
     if options.output is None:
         renew_report(options.after)
     if options.markdown:
-        print(comparison_markdown(comparison), end="")
+        print(f"{cell(lead)}\n\n{comparison_markdown(comparison)}", end="")
     else:
-        print(*_lines(comparison), path, sep="\n")
+        print(lead, *_lines(comparison), path, sep="\n")
     for finding in findings:
         print(f"{'FAILS' if finding.fails else 'passes'} {finding.rule}: “{finding.label}”: {finding.sentence}")
     return GATE_FAILED if any(finding.fails for finding in findings) else 0
+
+
+def _on_the_recommendation(trials: tuple[pd.DataFrame, pd.DataFrame], attempts: tuple[pd.DataFrame, pd.DataFrame]) -> str:
+    """Says whether another setting is recommended since the change, for a job of usual length."""
+    before, after = (_recommended(*sweep) for sweep in zip(trials, attempts, strict=True))
+    answer = f"is still: {after}" if before == after else f"changed from “{before}” to “{after}”"
+    return f"For a job of {whole(USUAL_STEPS)} steps, the recommendation {answer}."
+
+
+def _recommended(trials: pd.DataFrame, attempts: pd.DataFrame) -> str:
+    """Returns the recommendation in a few words, without ids of settings, which differ between sweeps."""
+    try:
+        found = recommend(trials, Job(steps=USUAL_STEPS), attempts=attempts)
+    except ConfigError:
+        return "cannot tell"
+    label = str(found.trial["settings_label"])
+    return {Outcome.USE: f"use {label}", Outcome.STAY: f"stay with {label}", Outcome.UNCLEAR: "cannot tell"}[
+        found.decision.outcome
+    ]
 
 
 def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> list[pd.DataFrame]:

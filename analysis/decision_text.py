@@ -19,41 +19,41 @@ from compile_sweep.schema.settings import CompileSettings
 SENTENCES = {
     "use": "Use “{setting}”.",
     "use_why": "For {job}, it saves {saved} of {whole} (95 %: {low} to {high}), {share}, against {baseline}; "
-    "that it saves anything is {probability} probable.",
-    "use_bound": "Of what keeps the constraints it takes least; {baseline} does not keep them.",
+    "the probability that it saves anything is {probability}.",
+    "use_bound": "It is the fastest setting that meets the constraints; {baseline} does not meet them.",
     "stay": "Stay with {baseline}.",
     "stay_alone": "No other setting is usable.",
-    "stay_loses": "For {job}, the nearest, “{setting}”, takes {lost} longer than its {whole} (95 %: {least} to {most}).",
-    "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1 % of its {whole} "
-    "(95 %: {low} to {high}).",
+    "stay_loses": "For {job}, which takes {whole}, the closest, “{setting}”, takes {lost} longer (95 %: {least} to {most}).",
+    "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1 % of {whole} (95 %: {low} to {high}).",
     "unclear": "Cannot tell whether “{setting}” is faster than {baseline}.",
-    "unclear_why": "For {job}, it saves {low} to {high} of {whole} (95 %); that it saves anything is {probability} probable.",
-    "unclear_longer": "What would tell: a job of {steps} steps or more, over which it saves time for certain; or both measured "
-    "again on a machine that does nothing else.",
-    "unclear_again": "What would tell: both measured again on a machine that does nothing else; a longer job would not, for a "
+    "unclear_why": "For {job}, it saves {low} to {high} of {whole} (95 %); the probability that it saves anything is "
+    "{probability}.",
+    "unclear_longer": "What would tell: a job of {steps} steps or more, in which it certainly saves time; or measuring both "
+    "again on an otherwise idle machine.",
+    "unclear_again": "What would tell: measuring both again on an otherwise idle machine; a longer job would not, because a "
     "step saves {step_low} to {step_high} (95 %).",
     "unknown": "Cannot tell what “{setting}” gains.",
-    "unknown_why": "No eager trial is usable; of the others it takes least for {job}. What would tell: an eager trial, as "
-    "--settings scope=eager measures one.",
+    "unknown_why": "No eager trial is usable; among the others it is the fastest for {job}. What would tell: an eager "
+    "trial (--settings scope=eager).",
 }
 """Each sentence with its placeholders."""
 
 TILES = {
     "Saves": ("{share}", "{saved} of {whole} (95 %: {low} to {high}) against {baseline}"),
-    "Takes": ("{total}", "of it {starts} for starting and compiling"),
+    "Takes": ("{total}", "including {starts} for starting and compiling"),
     "Memory": ("{memory}", "{memory_more}"),
-    "Real": ("{probability}", "probable that it saves anything"),
+    "Real": ("{probability}", "probability that it saves anything"),
 }
 """The decision at a glance: caption → figure, and the text below it."""
 
 MEMORY_MORE = "{more} GiB against {baseline}"
 
 OTHER_BATCH = (
-    "It trains on batches of {own} samples in place of {usual}, which changes the training: times are of equally many samples, "
-    "and the learning rate is yours to choose anew."
+    "It trains on batches of {own} samples instead of {usual}, which changes the training: times are for the same number of "
+    "samples, and the learning rate has to be chosen again."
 )
-OTHER_BATCH_OF_INFERENCE = "It takes batches of {own} samples in place of {usual}; times are of equally many samples."
-SAME_BATCH = "It takes a batch in {parts} parts, so a step still trains on {usual} samples."
+OTHER_BATCH_OF_INFERENCE = "It takes batches of {own} samples instead of {usual}; times are for the same number of samples."
+SAME_BATCH = "It splits each batch into {parts} parts, so a step still trains on {usual} samples."
 
 STARTS = {
     Starts.COLD: "every start cold",

@@ -65,15 +65,15 @@ class Options(JobOptions):
     """Write a sweep's results in other forms, and best.py."""
 
     only: tuple[Form, ...] = tuple(Form)
-    """Not all of them, but these."""
+    """Which forms to write; by default all of them."""
     chosen: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")] = None
-    """Make best.py of this setting instead of the recommended one: its id, such as A7, or its key."""
+    """The setting for best.py instead of the recommended one: its id, such as A7, or its key."""
     setting: Annotated[str | None, tyro.conf.arg(metavar="KEY")] = None
-    """The same, as an option."""
+    """The key of that setting, as an option."""
     no_rerun: Flag = False
-    """Do not run best.py before it is offered, and say so in it."""
+    """Write best.py without running it first; the file says so."""
     timeout_s: Annotated[str | None, tyro.conf.arg(metavar="S")] = None
-    """Give the run up after so long; by default 4 times what the trial took, and 10 min."""
+    """Seconds after which the run is abandoned; by default 4 times what the trial took, plus 10 min."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where to write; by default the sweep's folder."""
 
@@ -125,7 +125,7 @@ def _command(told: Options) -> int:
     if Form.BEST in told.only and (script := _script(folder)):
         chosen, why, _ = _chosen(told, job, bounds)
         command = shlex.join(["python", "-m", "compile_sweep.run", "--settings", str(chosen["settings_key"]), *script])
-        print(*why, f"A script needs no {BEST_FILE}; it trains with this setting by:", command, sep="\n")
+        print(*why, f"A script needs no {BEST_FILE}. To train with this setting:", command, sep="\n")
     elif Form.BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
         came = export_best(
@@ -173,7 +173,7 @@ def export_best(
     seed = _seed(folder)
     came = Rerun(Outcome.NOT_RUN, "Not run again before it was written.", {})
     if run_it:
-        say(f"running {BEST_FILE} once more in a fresh process before it is offered; --no-rerun leaves that out")
+        say(f"running {BEST_FILE} once more in a fresh process before offering it; --no-rerun skips this")
         came = rerun(trial, best_script(trial, seed=seed), timeout_s=timeout_s, say=say)
     script = best_script(trial, seed=seed, remarks=[*because, came.sentence])
     recorded = {name: number(trial[name]) for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high")}
@@ -214,7 +214,7 @@ def _chosen(told: Options, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.S
     df, attempts = trials_of(told)
     if (name := told.chosen or told.setting) is not None:
         trial = _asked_for(df, find_setting(setting_ids(attempts["settings_key"]), name) or name)
-        return trial, [f"The setting asked for: “{trial['setting_name']}”."], None
+        return trial, [f"The requested setting: “{trial['setting_name']}”."], None
     found_best = recommend(df, job, constraints=bounds, attempts=attempts)
     return found_best.trial, sentences(found_best), job
 
@@ -223,7 +223,9 @@ def _seed(folder: Path) -> int:
     """Returns the seed of the sweep's batches."""
     seed = load_sweep(folder).config.get("seed")
     if seed is not None and type(seed) is not int:
-        raise ConfigError(f"{folder / SWEEP_FILE} has the seed {seed!r}, which is not a whole number; put the sweep's own there")
+        raise ConfigError(
+            f"{folder / SWEEP_FILE} has the seed {seed!r}, which is not a whole number; put the sweep's own seed there"
+        )
     return seed or 0
 
 
@@ -248,12 +250,10 @@ def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:
     if not usable.empty:
         return usable.iloc[-1]
     if named.empty:
-        why = "there is none; copy the key from its table or report"
+        why = "it was never recorded; copy the key from its table or report"
     else:
         trial = named.iloc[-1]
-        why = (
-            f"measured {trial['caches']} it is {trial['status']}, {text(trial['label']) or 'for no known reason'}; choose another"
-        )
+        why = f"its {trial['caches']} trial is {trial['status']}, {text(trial['label']) or 'for no known reason'}; choose another"
     raise ConfigError(f"the sweep has no usable trial of the setting {key!r}: {why}")
 
 

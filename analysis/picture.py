@@ -63,7 +63,7 @@ class Options:
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """The picture to write: a PNG, or an SVG if it ends in .svg."""
     chart: str = FRONT
-    """front, break-even, phases, steps, memory, …"""
+    """Which chart: front, break-even, phases, steps, memory, …"""
 
 
 class PictureError(CompileSweepError):

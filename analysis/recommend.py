@@ -71,19 +71,19 @@ class JobOptions:
     steps: Annotated[tuple[str, ...], Several(is_number), tyro.conf.arg(metavar="N …")] = ()
     """Length of the job, such as 200000, 200k or 1M."""
     restarts: Annotated[str, tyro.conf.arg(metavar="N")] = "0"
-    """Times it is begun again."""
+    """Number of restarts, after failures or preemptions."""
     nodes: Annotated[str, tyro.conf.arg(metavar="N")] = "1"
-    """Nodes it runs on."""
+    """Number of nodes."""
     gpus_per_node: Annotated[str | None, tyro.conf.arg(metavar="N")] = None
-    """GPUs of each; by default as many as a trial had workers."""
+    """GPUs per node; by default as many as a trial had workers."""
     starts: Starts = Starts.COLD
-    """What caches its starts find."""
+    """What the job's starts find in compile caches."""
     start_overhead_s: Annotated[str, tyro.conf.arg(metavar="S")] = "0"
-    """Seconds of each start whatever the setting."""
+    """Seconds that each start takes under any setting: scheduling, loading a checkpoint."""
     price_per_gpu_hour: Annotated[str | None, tyro.conf.arg(metavar="PRICE")] = None
-    """Also say what it costs."""
+    """Price of a GPU-hour; the cost of the job is then shown, too."""
     constraint: Annotated[tuple[str, ...], Repeated, tyro.conf.arg(metavar="BOUND")] = ()
-    """A bound the setting must keep, such as compile_s<=120 or peak_memory_bytes<=40GiB; may be repeated."""
+    """A limit the setting must meet, such as compile_s<=120 or peak_memory_bytes<=40GiB; may be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Options(JobOptions):
     """Say which setting to train a job with, and what that saves."""
 
     markdown: Flag = False
-    """Print it as a table for a text instead."""
+    """Print a Markdown table instead."""
 
 
 class Tile(NamedTuple):
@@ -208,26 +208,26 @@ def sentences(found: Recommendation) -> list[str]:
     money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
     said = [
         *verdict(found),
-        f"“{trial['setting_name']}” takes {total}, of it {duration(trial['fixed_s'])} for starting and compiling; "
+        f"“{trial['setting_name']}” takes {total}, including {duration(trial['fixed_s'])} for starting and compiling; "
         f"{figure(trial['gpu_hours'])} GPU-hours{money}.",
     ]
     if not trial["starts_known"] and job.starts is Starts.COLD:
         said.append("Its cold compile time is an estimate: it was measured with warm caches only.")
     elif not trial["starts_known"]:
-        said.append("Its warm start was not measured; that of a cold one stands in.")
+        said.append("Its warm start was not measured, so its cold start is used instead.")
     if is_noisy_trial(trial):
         rates = span(trial["samples_per_s_low"], trial["samples_per_s_high"], "samples/s")
         known = number(trial["samples_per_s_low"]) is not None
         said.append(f"Its steps were noisy: its throughput may be {rates}." if known else "Its steps were noisy.")
     said += _equals(found)
     said += [
-        f"{left} usable setting{' does' if left == 1 else 's do'} not keep {constraint}."
+        f"{left} usable setting{' does' if left == 1 else 's do'} not meet {constraint}."
         for constraint, left in found.excluded.items()
         if left
     ]
     if left_out := found.costs.left_out:
         trials = "1 usable trial is" if left_out == 1 else f"{left_out} usable trials are"
-        said.append(f"{trials} left out: of another environment, number of workers or input pipeline, and not to be compared.")
+        said.append(f"{trials} left out, because the environment, number of workers or input pipeline differs.")
     return said
 
 
@@ -283,7 +283,7 @@ def _command(told: Options) -> int:
     for one in found:
         first, *others = sentences(one)
         print(first, *(f"  {sentence}" for sentence in others), f"  --settings {one.trial['settings_key']!r}", "", sep="\n")
-    print("The shortest by length of the job:", *(f"  {line}" for line in by_length(found[0])), sep="\n")
+    print("Fastest setting by length of the job:", *(f"  {line}" for line in by_length(found[0])), sep="\n")
     return 0
 
 
@@ -312,11 +312,11 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
         if not keeps.any():
             known = [value for value in values if value is not None]
             nearest = f"the nearest has {min(known, key=constraint.excess):.4g}" if known else "none has that figure"
-            raise ConfigError(f"no usable setting keeps the constraint {constraint}; {nearest}")
+            raise ConfigError(f"no usable setting meets the constraint {constraint}; {nearest}")
         excluded[str(constraint)] = int((~keeps).sum())
         kept &= keeps
     if not kept.any():
-        raise ConfigError(f"no usable setting keeps all constraints at once ({', '.join(excluded)}); relax one of them")
+        raise ConfigError(f"no usable setting meets all constraints at once ({', '.join(excluded)}); relax one of them")
     return kept, excluded
 
 
@@ -335,7 +335,7 @@ def recommendation_markdown(found: Sequence[Recommendation]) -> str:
         found: Recommendations, at least one, for jobs that differ only in length.
     """
     has_price = any(number(one.trial["cost"]) is not None for one in found)
-    headings = ["steps", "verdict", "setting", "total (95 %)", "of it starts", "saves (95 %)", "probability of a gain"]
+    headings = ["steps", "verdict", "setting", "total (95 %)", "starting and compiling", "saves (95 %)", "probability of a gain"]
     headings += ["costs"] if has_price else []
     lines = [headings, ["--:", "---", "---", *["--:"] * (len(headings) - 3)]]
     for one in found:

@@ -29,7 +29,7 @@ class Options:
     watch: Flag = False
     """Serve the report on 127.0.0.1, following the sweep, until interrupted."""
     port: int | None = None
-    """Where to serve it; 0 is any that is free, as by default."""
+    """Port to serve it on; by default any free one, like 0."""
 
 
 def write_report(folder: str | Path) -> Path:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def _command(options: Options) -> int:
     if options.port is not None and not options.watch:
-        raise ConfigError("--port says where --watch serves; give both, or neither")
+        raise ConfigError("--port is where --watch serves the report; give both, or neither")
     if options.watch:
         _watch(options.folder, options.port or 0)
     else:

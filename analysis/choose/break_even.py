@@ -180,11 +180,11 @@ def samples_per_step(df: pd.DataFrame) -> int:
     found = [size for _, trial in resident.iterrows() if (size := batch_size_of(trial)) is not None]
     if not found and resident.empty and not trials.empty:
         raise ConfigError(
-            "every usable trial took its batches from the workload's own loader, so that its throughput holds waits which its "
-            "step times leave out, and how many samples a step has cannot be told; sweep with --pipeline resident for that"
+            "every usable trial took its batches from the workload's own loader: its throughput includes waits that its step "
+            "times leave out, so the number of samples per step is unknown; sweep with --pipeline resident to find it"
         )
     if not found:
-        raise ConfigError("no usable trial has both a throughput and its step times, from which to tell how long a step is")
+        raise ConfigError("no usable trial has both a throughput and its step times, so the length of a step is unknown")
     return sorted(found)[len(found) // 2]  # the mean of two might be no actual batch size
 
 
@@ -289,7 +289,7 @@ def _with_starts(df: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, int]:
     cold = expected_compile_s(trials)
     trials, cold = trials[cold.notna()], cold[cold.notna()]
     if trials.empty:
-        raise ConfigError("no trial is usable, so nothing is known of what a job would take")
+        raise ConfigError("no trial is usable, so how long a job would take is unknown")
     kind = comparable(df)
     among = kind[trials.index]
     counted = trials.groupby(among)["num_workers"].agg(["size", "max"]).sort_values(["size", "max"], kind="stable")

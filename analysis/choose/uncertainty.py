@@ -59,7 +59,9 @@ class Noise(NamedTuple):
         """Describes where the noise estimate comes from."""
         if self.repeats:
             return f"from {self.repeats} repeated measurements of the same code"
-        return f"as usual {self.of}, for too few settings were repeated with the same code" if self.relative else "none is known"
+        return (
+            f"as usual {self.of}, because too few settings were repeated with the same code" if self.relative else "none is known"
+        )
 
 
 _LOGARITHMIC_UP_TO = 0.5

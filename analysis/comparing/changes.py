@@ -123,7 +123,7 @@ def compare(
     first, second = (_by_setting(df) for df in (before, after))
     shared = [key for key in first if key in second]
     if not shared:
-        raise ConfigError("the sweeps have no setting with as many workers in common, so there is nothing to compare")
+        raise ConfigError("the sweeps have no setting with the same number of workers in common, so there is nothing to compare")
     every = (before, after) if attempts is None else attempts
     between = {name: noise(every, name) for name in {**USUAL, **FIGURES}}
     gone = [key for key in first if key not in second]
@@ -146,7 +146,7 @@ def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
     for name in _SAME:
         one, other = (str(info.config.get(name, "")) for info in (first, second))
         if one != other and one and other:
-            raise ConfigError(f"the sweeps are not of the same {name} ({one} and {other}), so their figures do not compare")
+            raise ConfigError(f"the sweeps are not of the same {name} ({one} and {other}), so their figures cannot be compared")
 
 
 def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str, Noise]) -> Change | None:
@@ -214,11 +214,11 @@ def _news(before: pd.Series, after: pd.Series) -> Iterator[News]:
             Kind.OTHERWISE, f"stopped early ({text(after['label']) or 'no label'}): {text(after['reason']) or 'no reason'}"
         )
     elif was_ok and not is_ok:
-        yield News(Kind.FAILURE, f"not usable any more ({why})")
+        yield News(Kind.FAILURE, f"no longer usable ({why})")
     elif not was_ok and is_ok:
         yield News(Kind.FIXED, f"usable now; it was {before['status']} ({text(before['label']) or 'no label'})")
     elif not is_ok and text(before["label"]) != text(after["label"]):
-        yield News(Kind.OTHERWISE, f"fails otherwise: it was {text(before['label'])}, now {why}")
+        yield News(Kind.OTHERWISE, f"fails for another reason: it was {text(before['label'])}, now {why}")
     for kind, count, reasons, what in (
         (Kind.BREAK, "graph_breaks", "graph_break_reasons", "graph breaks"),
         (Kind.RECOMPILE, "recompiles", "recompile_reasons", "recompiles"),

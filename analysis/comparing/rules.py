@@ -99,7 +99,9 @@ def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:
     for rule in rules:
         is_judged = comparison.unfinished or any(_judged(rule, pair, comparison) for pair in comparison.pairs)
         if rule.kind is None and not is_judged:
-            raise ConfigError(f"--fail-on {rule.words!r}: no setting has a figure for {rule.name} in both sweeps to be judged by")
+            raise ConfigError(
+                f"--fail-on {rule.words!r}: no setting has a figure for {rule.name} in both sweeps, so the rule cannot be checked"
+            )
         for pair in comparison.pairs:
             found += _of_news(rule, pair) if rule.kind else _of_figure(rule, pair, comparison)
     needing = [rule for rule in rules if rule.kind in (None, Kind.FAILURE)]
@@ -126,13 +128,11 @@ def _of_news(rule: Rule, pair: Pair) -> list[Finding]:
 def _of_figure(rule: Rule, pair: Pair, comparison: Comparison) -> list[Finding]:
     had, has = (number(row.get(rule.name)) for row in (pair.before, pair.after))
     if pair.before["status"] == Status.OK and pair.after["status"] != Status.OK:
-        return [
-            Finding(rule.words, pair.label, f"usable before, {_label(pair.after)} now, so nothing says it keeps the rule", True)
-        ]
+        return [Finding(rule.words, pair.label, f"usable before, {_label(pair.after)} now, so the rule cannot be checked", True)]
     if pair.after["status"] != Status.OK:
         return []  # it was not usable before either
     if has is None:
-        missing = f"has no {rule.name} any more; it was {figure(had)}"
+        missing = f"has no {rule.name} anymore; it was {figure(had)}"
         return [Finding(rule.words, pair.label, missing, True)] if had is not None else []
     if not rule.is_change:
         sentence = f"{rule.name} is {figure(has)}"

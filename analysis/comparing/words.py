@@ -51,10 +51,10 @@ def sentences(comparison: Comparison) -> list[str]:
             continue
         better, worse = (_count(usable, name, goal, way) for way in ("better", "worse"))
         mean = _mean(mean_change(comparison.pairs, name), len(ratios(comparison.pairs, name)), len(usable))
-        said.append(f"{TITLES[name]}: {mean}; beyond noise {better} better, {worse} worse.")
+        said.append(f"{TITLES[name]}: {mean}; beyond noise, {better} better, {worse} worse.")
     kinds = Counter(news.kind for pair in comparison.pairs for news in pair.news)
     told = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-    said.append(f"Settings with other changes: {told}." if told else "Nothing beside figures changed.")
+    said.append(f"Settings with other changes: {told}." if told else "Nothing but figures changed.")
     said.append(noise_sentence(comparison))
     return said
 
@@ -68,16 +68,16 @@ def noise_sentence(comparison: Comparison) -> str:
             size = f" {percent(noise.relative)}" if noise.relative or noise.repeats else ""
             by_origin.setdefault(noise.origin, []).append(TITLES[name] + size)
     told = "; ".join(f"{', '.join(names)} ({origin})" for origin, names in by_origin.items())
-    return f"Noise between runs of one setting: {told or 'no figure is in both'}."
+    return f"Noise between runs of one setting: {told or 'the sweeps have no figure in common'}."
 
 
 def _mean(mean: float | None, of: int, usable: int) -> str:
     settings = "the one setting" if usable == 1 else f"the {usable} settings"
-    near_0 = f"{'is' if usable - of == 1 else 'are'} too near 0 for a ratio"
+    near_0 = f"{'is' if usable - of == 1 else 'are'} too close to 0 for a ratio"
     if mean is None:
-        return f"no mean, for {settings} usable in both {near_0}"
+        return f"no mean, because {settings} usable in both {near_0}"
     which = settings if of == usable else f"{of} of {settings}"
-    rest = "" if of == usable else f", for {usable - of} {near_0}"
+    rest = "" if of == usable else f", because {usable - of} {near_0}"
     return f"{signed_percent(mean)}, the geometric mean of {which} usable in both{rest}"
 
 

@@ -110,9 +110,9 @@ def _step_times(df: pd.DataFrame) -> Chart | None:
     if not info.rows:
         return None
     return Chart(
-        "steps", "How step times are spread", "Step times", "Timed steps of each usable setting, with their quartiles",
-        "A point is a step; a box holds half of them, its whiskers nine in ten. Batches of different length take different "
-        f"times, so that a wide box is not yet noise: the interval in the hover is.{_no_room(info.num_left_out)}",
+        "steps", "Distribution of step times", "Step times", "Timed steps of each usable setting, with their quartiles",
+        "Each point is a step; the box holds half of them, its whiskers nine in ten. Batches of different lengths take different "
+        f"times, so a wide box alone does not mean noise; the interval in the hover shows that.{_no_room(info.num_left_out)}",
         as_json(charts.step_times_figure(info)),
     )  # fmt: skip
 
@@ -121,10 +121,10 @@ def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
     info = charts.memory_info(df, device_bytes)
     if not info.bars:
         return None
-    limit = " The dashed line is all the device has." if info.device_bytes else ""
+    limit = " The dashed line is the device's whole memory." if info.device_bytes else ""
     return Chart(
         "memory", "Memory", "Memory", "Peak memory of each usable setting; the table has the figures",
-        "Bars are the most that was allocated at a time; the allocator reserves more than it gives out."
+        "Bars show the most that was allocated at once; the allocator reserves more than it hands out."
         f"{limit}{_no_room(info.num_left_out)}",
         as_json(charts.memory_figure(info)),
     )  # fmt: skip
@@ -135,8 +135,8 @@ def _parallel(df: pd.DataFrame) -> Chart | None:
     if len(info.axes) < 2 or len(info.lines) < 2:
         return None
     return Chart(
-        "parallel", "Choices and what they came to", "Choices", "Each usable setting as a line through its choices and figures",
-        "A line is a setting, its colour the scope as in the front; thick ones are on the front. A click on a choice, or the "
+        "parallel", "Choices and their results", "Choices", "Each usable setting as a line through its choices and figures",
+        "Each line is a setting, colored by scope as in the front; thick ones are on the front. A click on a choice, or the "
         f"filter, dims the others, here and in the table.{_no_room(info.num_left_out)}",
         as_json(charts.parallel_figure(info)), filter=True, is_wide=True,
     )  # fmt: skip
@@ -148,9 +148,9 @@ def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
         return None
     return Chart(
         "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
-        "Each row compares settings that differ in this field only, the mean over all such pairs. The name also says what it "
-        "costs in cold compiling, of warm trials by their estimate; the hover, after how many steps that is paid "
-        f"back, and the interval, which the axis may cut off.{_no_room(info.num_left_out)}",
+        "Each row is the mean over all pairs of settings that differ only in this field. The name also says what the change "
+        "costs in cold compile time, estimated for warm trials; the hover says after how many steps that pays off, and "
+        f"shows the interval, which the axis may cut off.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
     )  # fmt: skip
 
@@ -162,8 +162,8 @@ def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
     return Chart(
         "regions", "What each part of the model is worth", "Parts",
         "Change of throughput by compiling one part of the model differently",
-        "From modular settings: a part, or the optimizer, compiled otherwise than the rest, against the seconds of cold "
-        f"compiling that it adds or saves.{_no_room(info.num_left_out)}",
+        "From modular settings: compiling one part, or the optimizer, differently from the rest, and the seconds of cold "
+        f"compiling that this adds or saves.{_no_room(info.num_left_out)}",
         as_json(charts.effects_figure(info)),
     )  # fmt: skip
 
@@ -178,13 +178,13 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
     count = len(info.lane_names)
     if info.of_gpus:
         lanes = f"{count} GPUs" if count > 1 else "One GPU"
-        whose = "Trials of which no GPU is recorded are where there was room."
+        whose = "Trials without a recorded GPU are placed where there was room."
     else:
-        lanes = f"{count} lanes, one for each worker at work at a time" if count > 1 else "One lane: a worker at a time"
-        whose = "Records name no GPU, so lanes are handed out in order."
+        lanes = f"{count} lanes, one for each worker running at the same time" if count > 1 else "One lane: one worker at a time"
+        whose = "Records name no GPU, so lanes are assigned in order."
     return Chart(
-        "timeline", "What the machine did when", "Time line", "Trials on a time line, by what they were busy with",
-        f"{lanes}. {busy}; what is empty was idle. {whose}{left_out}",
+        "timeline", "What the machine did when", "Time line", "Trials over time, by what they were doing",
+        f"{lanes}. {busy}; gaps are idle time. {whose}{left_out}",
         as_json(charts.timeline_figure(info)), is_detail=True,
     )  # fmt: skip
 
@@ -195,12 +195,12 @@ def _caches(df: pd.DataFrame) -> Chart | None:
         return None
     return Chart(
         "caches", "What compile caches save", "Caches", "Cold compile time of each setting, and what a warm start takes instead",
-        "A cold start compiles all; a warm one, a fresh process with the setting's own artifacts, restores them and compiles the "
-        "rest. What both take besides is left out, importing and building the model and the warm-up's steps: the table's warm "
-        f"start holds that as well. The hover has hits and misses.{_no_room(info.num_left_out)}",
+        "A cold start compiles everything. A warm start, in a fresh process with the setting's own artifacts, restores them and "
+        "compiles the rest. What both spend anyway, on imports, building the model and the warm-up's steps, is left out here "
+        f"but included in the table's warm start. The hover has hits and misses.{_no_room(info.num_left_out)}",
         as_json(charts.cache_figure(info)), is_detail=True,
     )  # fmt: skip
 
 
 def _no_room(num_left_out: int) -> str:
-    return f" There is no room for {num_left_out} more." if num_left_out else ""
+    return f" {num_left_out} more are not shown." if num_left_out else ""

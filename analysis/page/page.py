@@ -86,6 +86,13 @@ def _best(folder: Path) -> Best | None:
 _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_even.js", "page.js")
 
 
+_NOSCRIPT_CSS = (
+    "nav, #theme, #job, .choices, .controls, .halves, .chart, .copy-command, section:has(> .wide > .chart), "
+    "section:has(> #break-even-chart), #chart + .note { display: none; }"
+)
+"""Hides what needs a script: without one, charts are empty and controls do nothing."""
+
+
 def report_page(folder: Path, *, version: str = "") -> str:
     """Renders the report of the sweep in this folder.
 
@@ -155,6 +162,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         environment_key=sweep.environment_key or MISSING,
         csp=_policy(theme, plotly, script, live=bool(version)),
         css=Markup(_asset("report.css")),
+        noscript_css=Markup(_NOSCRIPT_CSS),
         theme=Markup(theme),
         script=Markup(script),
         plotly=_packed_plotly(),
@@ -208,7 +216,7 @@ def _contents(why: Sequence[Chart], details: Sequence[Chart], *, has_jobs: bool,
     slow = [("slow", "Not faster")] if has_slow else []
     reasons = [*slow, *((chart.name, chart.short_title) for chart in why)]
     shown = [(chart.name, chart.short_title) for chart in details]
-    about = [("trials-one-by-one", "Each trial"), ("failures", "Not to use"), ("where", "Environment"), ("meaning", "Method")]
+    about = [("trials-one-by-one", "Each trial"), ("failures", "Unusable"), ("where", "Environment"), ("meaning", "Method")]
     parts = [
         Part("decide", "Decide", [("verdict", "Verdict"), ("front", "Front"), *jobs]),
         Part("why", "Why", reasons),

@@ -17,6 +17,7 @@ from analysis.columns import COMPILE_PHASES
 from analysis.formatting import MISSING, duration, figure, gib, interval, number, percent, text, times, whole
 from analysis.page.verdict import Remark, remarks
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import Caches
 
 MOST_SOURCES = 300
 """Number of rows that include the Python of their setting, which would be too much for a page of 10,000."""
@@ -131,7 +132,7 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
         usable_only: Leaves out trials that are not ok; otherwise these come last.
     """
     front = pareto_front(df).index
-    trials = speedup_over_eager(df)
+    trials = _cold_and_warm_joined(speedup_over_eager(df))
     usable = trials["status"] == Status.OK
     if usable_only:
         trials = trials[usable]
@@ -153,6 +154,19 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
         for index, trial in trials.iterrows()
     ]
     return headings, rows
+
+
+def _cold_and_warm_joined(df: pd.DataFrame) -> pd.DataFrame:
+    """Adds a usable warm trial's compile times to the row of the same setting's usable cold trial, and drops its own row."""
+    ok, keys = df[(df["status"] == Status.OK).to_numpy(dtype=bool)], ["settings_key", "num_workers"]
+    cold = {tuple(key): index for index, *key in ok[ok["caches"] == Caches.COLD][keys].itertuples()}
+    joined, dropped = df.copy(), []
+    for index, warm in ok[ok["caches"] == Caches.WARM].iterrows():
+        if (row := cold.get(tuple(warm[keys]))) is not None:
+            dropped.append(index)
+            for name in ("warm_compile_s", "cold_equivalent_s"):
+                joined.at[row, name] = warm[name]
+    return joined.drop(index=dropped)
 
 
 def outcome_of(trial: pd.Series) -> str:

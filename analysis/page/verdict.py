@@ -66,7 +66,7 @@ def remarks(trial: pd.Series) -> list[Remark]:
         median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
         width = "" if not median or low is None or high is None else f" ± {percent((high - low) / 2 / median)}"
         found.append(
-            Remark(f"noisy{width}", "the interval of its step time never became narrow enough; fronts go by its worse end")
+            Remark(f"noisy{width}", "the interval of its step time never became narrow enough; fronts use its worse end")
         )
     if outliers := int(number(trial["outliers"]) or 0):
         words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
@@ -79,13 +79,15 @@ def remarks(trial: pd.Series) -> list[Remark]:
         found.append(Remark("long log", "; ".join(cut_logs)))
     slow_start = number(trial["compile_s"])
     if number(trial["graphs"]) == 0 and slow_start is not None and slow_start > EAGER_WARM_UP_LIMIT_S:
-        words = f"nothing was compiled, yet the warm-up took {duration(slow_start)} longer than its steps: something held it up"
+        words = (
+            f"nothing was compiled, yet the warm-up took {duration(slow_start)} longer than its steps: something slowed it down"
+        )
         found.append(Remark("machine disturbed", words))
     if number(trial["contended"]):
         pressure = (
             "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"
         )
-        found.append(Remark("contended", f"other trials held up its compile{pressure}: compile times are too long"))
+        found.append(Remark("contended", f"other trials slowed its compile{pressure}: compile times are too long"))
     if has_drifted(trial):
         found.append(
             Remark(
@@ -147,8 +149,7 @@ def _refuted(df: pd.DataFrame) -> list[str]:
         if cold["status"] != Status.OK:
             outcome = " ".join(filter(None, (str(cold["status"]), f"({label})" if (label := text(cold["label"])) else "")))
             sentences.append(
-                f"{_name(trial)} reached {_rate(trial)} when it began with warm caches, but does not count: measured cold it is "
-                f"{outcome}."
+                f"{_name(trial)} reached {_rate(trial)} with warm caches, but does not count: measured cold, it is {outcome}."
             )
     return sentences
 
@@ -168,10 +169,12 @@ def noisy_steps(df: pd.DataFrame) -> list[str]:
     notes = []
     if not on_it.empty:
         are = "is" if len(on_it) == 1 else "are"
-        notes.append(f"{_intervals(on_it)} {are} on the front though noisy, by the low end of the interval.")
+        notes.append(f"{_intervals(on_it)} {are} on the front although noisy, judged by the low end of the interval.")
     if not missed.empty:
-        notes.append(f"{_intervals(missed)} would be on the front by the figure, not by the low end of the interval.")
-    return [f"{' '.join(notes)} Measure again on a machine that does nothing else to know better."] if notes else []
+        notes.append(
+            f"{_intervals(missed)} would be on the front by the measured figure, but not by the low end of the interval."
+        )
+    return [f"{' '.join(notes)} Measure again on an otherwise idle machine to know for sure."] if notes else []
 
 
 def cache_faults(df: pd.DataFrame) -> list[str]:
@@ -183,7 +186,7 @@ def cache_faults(df: pd.DataFrame) -> list[str]:
     if not (refusing := df[df["cache_refused"].fillna(0) > 0]).empty:
         notes.append(
             f"{len(refusing)} of {len(df)} trials refused {int(refusing['cache_refused'].sum())} artifacts and manifests of the "
-            "store: not signed with this key, damaged or gone. Their logs say which; `python -m orchestrator.cache verify` too."
+            "store: not signed with this key, damaged or missing. Their logs and `python -m orchestrator.cache verify` say which."
         )
     return notes
 
@@ -205,20 +208,22 @@ def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
         notes.append(f"{missing} of {len(sweep.planned)} planned settings have no record yet.")
     if (environments := df["environment_key"].nunique()) > 1:
         notes.append(
-            f"These trials ran in {environments} different environments, between which times cannot be compared; "
-            "speed-ups are taken within each, the front is not."
+            f"These trials ran in {environments} different environments, whose times cannot be compared: "
+            "speedups are computed within each, but the front mixes them."
         )
     if df["num_workers"].nunique() > 1:
-        notes.append("These trials had different numbers of workers; speed-ups are taken within each number, the front is not.")
+        notes.append(
+            "These trials had different numbers of workers: speedups are computed for each number, but the front mixes them."
+        )
     if not df.empty and "gpu" in sweep.environment and not sweep.environment["gpu"]:
-        notes.append("Measured on a processor: only the ratios within this sweep mean something, not the times.")
+        notes.append("Measured on a CPU: only ratios within this sweep are meaningful, not the times.")
     concurrent = sweep.config.get("max_concurrent")
     if isinstance(concurrent, int) and concurrent > 1:
-        notes.append(f"Up to {concurrent} trials ran at a time; one whose compile the others held up is marked contended.")
+        notes.append(f"Up to {concurrent} trials ran at once; a trial whose compile the others slowed is marked contended.")
     if (df["caches"] == "warm").any():
         notes.append(
-            "Trials that began with warm caches are in the table, not in the chart, which shows cold ones; what they would have "
-            "taken cold is an estimate there. --caches auto measures cold those of them that would be on the front."
+            "Trials that began with warm caches are in the table, where their cold compile time is estimated, but not in the "
+            "chart, which shows cold ones. --caches auto measures those that would be on the front again, cold."
         )
     return [*notes, *cache_faults(df)]
 
@@ -229,7 +234,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
     front = pareto_front(speedup_over_eager(df))
     if not (contended := front[front["contended"].fillna(False)]).empty:
         notes.append(
-            f"On the front, other trials held up the compile of {_names(contended)}, not measured again alone since: "
+            f"Other trials slowed the compile of {_names(contended)} on the front, and it was not measured again alone: "
             "compile times are too long there."
         )
     if not (slow := front[front["outliers"].fillna(0) > 0]).empty:
@@ -243,7 +248,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
         notes.append(
             f"The machine's speed changed by up to {percent(drifting['clock_drift'].max())} while a trial was measured "
             f"(more than {percent(CLOCK_DRIFT_LIMIT)} in {len(drifting)} of {len(drifts)}): "
-            "compare by “vs eager interleaved”, where that cancels."
+            "compare by “vs eager interleaved”, where that cancels out."
         )
     # With a real pipeline, only what is compared across trials includes the waits.
     resident = front[front["pipeline"] != REAL_PIPELINE]
@@ -260,7 +265,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
     if real.any():
         which = "All trials" if real.all() else f"{int(real.sum())} of {len(df)} trials, not to be compared with the others,"
         notes.append(
-            f"{which} took batches from the workload's own loader (real pipeline): throughput holds its waits for data, "
+            f"{which} took batches from the workload's own loader (real pipeline): throughput includes waiting for data, "
             "step times and “vs eager interleaved” do not."
         )
     return notes

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
@@ -37,6 +38,8 @@ BaselineOf = Callable[[Path], str | None]
 
 _NUM_BEST, _NUM_LAST = 5, 3
 _LEAST_RUNNING = 3
+_MOST_CHARS = 112
+"""Width of the live view on a wider terminal, where figures would be far from the names they belong to."""
 _OTHER_LINES = 19
 """Number of lines of the live view besides those of running trials, and one to spare."""
 
@@ -205,13 +208,13 @@ def screen(
         parts += ["", _best_table(best[:_NUM_BEST], state, latest, names)]
     if state.records:
         parts += ["", _last_table(state.records[: -_NUM_LAST - 1 : -1], names)]
-    return Group(*parts)
+    return Constrain(Group(*parts), min(size.width, _MOST_CHARS))
 
 
 def _message(state: State) -> Text:
     if state.stopping:
         return Text(_stopping_words(len(state.running)), style="bold yellow", overflow="fold")
-    return Text("Ctrl-C finishes what runs and writes the report; a second one stops now", style="dim", overflow="fold")
+    return Text("Ctrl-C finishes running trials and writes the report; a second one stops now", style="dim", overflow="fold")
 
 
 def _progress(state: State, elapsed_s: float, expected_s: Mapping[str, float]) -> Table:
@@ -315,7 +318,7 @@ def _table(name: str, *figures: str) -> Table:
 def outcome_of(record: TrialRecord, setting_id: str) -> str:
     """Describes how an attempt ended, in one line."""
     label = f"{setting_id} {_label(record.settings_key)}"
-    again = visible(f" (at try {record.tries}; before, {record.retry_reasons[-1]})") if record.retry_reasons else ""
+    again = visible(f" (on try {record.tries}; before that, {record.retry_reasons[-1]})") if record.retry_reasons else ""
     if record.status is Status.OK:
         return f"ok: {label}: {_figure(record.samples_per_s)} samples/s{_noise(record)}, {_compiled(record)}{again}"
     return f"{visible(f'{record.status} ({record.label}): {label}: {record.reason}')}{again}"

@@ -27,6 +27,10 @@ _AFTERWARDS = {
 }
 
 
+_LEAST_NAME_CHARS = 12
+"""Number of characters of a setting's name that are shown however narrow the terminal is: its id and its scope."""
+
+
 def machine(environment: Environment) -> str:
     """Describes a machine's processors in a few words."""
     if environment.gpu is None:
@@ -53,14 +57,12 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
         table.add_row(escape(setting.label), str(setting.num_graphs(facts.max_length, facts.min_length)), f"{expected:.0f} s")
     console.print(table)
     if recorded:
-        console.print(f"{recorded} recorded already", highlight=False)
+        console.print(f"{recorded} already recorded", highlight=False)
     for reason, count in Counter(excluded.reason for excluded in config.excluded).most_common():
         example = next(excluded.candidate for excluded in config.excluded if excluded.reason == reason)
         console.print(f"excluded {count}, for example {example}: {reason}", markup=False, highlight=False, soft_wrap=True)
     budget = f", within a budget of {config.time_budget_s:g} s" if config.time_budget_s else ""
-    confirming = (
-        ", then members of the front that met contention again, alone" if config.confirm and config.max_concurrent > 1 else ""
-    )
+    confirming = ", then contended members of the front again, alone" if config.confirm and config.max_concurrent > 1 else ""
     caches = f"caches {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
     console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
     if config.storage:
@@ -87,7 +89,7 @@ def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
         f"recipe {config.recipe}: {config.workload} ({config.size}), {num_left} of {len(config.settings)} settings left to "
         "choose from",
         f"searcher {search.searcher}: {', '.join(map(str, aims.objectives))}{told}",
-        f"until {' or '.join(filter(None, budgets)) or 'all of them were tried'}, {config.max_concurrent} at once, trials are "
+        f"until {' or '.join(filter(None, budgets)) or 'all have been tried'}, {config.max_concurrent} at once, trials are "
         f"{'' if search.prune else 'not '}stopped early",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -100,7 +102,7 @@ def show_steps(console: Console, steps: Sequence[Step]) -> None:
         table.add_row(escape(step.setting.label), f"{step.seconds:.0f} s", escape(step.reason))
     console.print(table)
     seconds = sum(step.seconds for step in steps)
-    console.print(f"estimate: {seconds / 60:.1f} min for these; each next one depends on what they come to", highlight=False)
+    console.print(f"estimate: {seconds / 60:.1f} min for these; later ones depend on their results", highlight=False)
 
 
 def show_ending(
@@ -126,9 +128,13 @@ def show_ending(
     for sentence in others:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if settings:
-        table = Table("", "setting", "saves % (95 %)", "compile", "memory", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        headings = ("", "setting", "saves % (95 %)", "compile", "memory")
+        table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        widths = [max(map(len, cells)) for cells in zip(headings, *settings, strict=True)]
+        room = max(_LEAST_NAME_CHARS, console.width - sum(widths) + widths[1] - 2 * (len(widths) - 1))
         for what, setting, *figures in settings:
-            table.add_row(what, escape(setting), *figures)
+            name = setting if len(setting) <= room else f"{setting[: room - 1].rstrip(' ,')}…"
+            table.add_row(what, escape(name), *figures)
         console.print()
         console.print(table)
         console.print()

@@ -79,6 +79,21 @@ def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, ca
     assert main([*map(str, once), "--fail-on", "samples_per_s<-3%"]) == 1
 
 
+def test_a_comparison_opens_with_whether_the_recommendation_changed(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    before = [trial(EAGER, 500, 0.5), trial(FULL, 900, 60), trial(REGIONAL, 700, 20)]
+    slower = [trial(EAGER, 500, 0.5), trial(FULL, 600, 60), trial(REGIONAL, 700, 20)]
+    for name, after, answer in (
+        ("same", before, "is still: use full, default, static."),
+        ("other", slower, "changed from “use full, default, static” to “use regional, default, static”."),
+    ):
+        folders = two(before, after, name=name)
+        assert main([*map(str, folders)]) == 0
+        lead = f"For a job of 100,000 steps, the recommendation {answer}"
+        assert capsys.readouterr().out.startswith(lead)
+        page = (folders[1] / "compare.html").read_text()
+        assert page.index(f'<p class="lead">{lead}</p>') < page.index("geometric mean")
+
+
 @pytest.mark.slow
 def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     """Eight settings are 6 % slower: a change if runs scatter by 0.5 % as usual, but not if a repeat was 8 % off."""
@@ -113,7 +128,7 @@ def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest
 def test_the_text_the_table_and_the_page_say_where_the_noise_is_from(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     folders = two(several(), several())
     told = (
-        "Noise between runs of one setting: samples/s 0.5 %, compile s 5.0 % (as usual on an H200, for too few settings were "
+        "Noise between runs of one setting: samples/s 0.5 %, compile s 5.0 % (as usual on an H200, because too few settings were "
         "repeated with the same code); vs eager interleaved, peak memory (none is known)."
     )
     assert main([*map(str, folders)]) == 0
@@ -137,7 +152,7 @@ def test_memory_on_a_cpu_differs_between_runs(
     folders = two([before], [after])
     rule = f"peak_memory_bytes{'>+' if share > 0 else '<-'}0%"
     assert main([*map(str, folders), "--fail-on", rule]) == counts
-    assert "peak memory 0.5 % (as usual on CPUs, for too few" in capsys.readouterr().out
+    assert "peak memory 0.5 % (as usual on CPUs, because too few" in capsys.readouterr().out
 
 
 def test_memory_on_a_cpu_scatters_as_the_sweep_itself_says(two: MakeTwo) -> None:
@@ -245,7 +260,7 @@ def test_the_mean_of_compile_times_is_of_those_that_compile(two: MakeTwo) -> Non
     assert mean_change(found.pairs, "compile_s") == 0
     told = {sentence.split(": ")[0]: sentence for sentence in sentences(found)}
     assert told["compile s"].startswith(
-        "compile s: +0.0 %, the geometric mean of 4 of the 5 settings usable in both, for 1 is too"
+        "compile s: +0.0 %, the geometric mean of 4 of the 5 settings usable in both, because 1 is too"
     )
     assert told["samples/s"].startswith("samples/s: +0.0 %, the geometric mean of the 5 settings usable in both; beyond")
 
@@ -255,7 +270,8 @@ def test_without_a_setting_that_compiles_there_is_no_mean(two: MakeTwo, before: 
     found = compared(two([trial(EAGER, 500, before)], [trial(EAGER, 500, 0.9)]))
     assert mean_change(found.pairs, "compile_s") is None
     assert (
-        "compile s: no mean, for the one setting usable in both is too near 0 for a ratio; beyond noise 0 better, 0 worse."
+        "compile s: no mean, because the one setting usable in both is too close to 0 for a ratio; "
+        "beyond noise, 0 better, 0 worse."
         in sentences(found)
     )
 

@@ -165,7 +165,7 @@ def test_a_run_that_does_not_end_is_given_up(make_sweep: MakeSweep) -> None:
     stuck = row(make_sweep, toy(source=SOURCE + "\nimport time\n\ntime.sleep(600)\n"))
     came = rerun(stuck, best_script(stuck, seed=0), timeout_s=3)
     assert came.outcome is Outcome.FAILED
-    assert "did not end within 3.00 s" in came.sentence
+    assert "did not finish within 3.00 s" in came.sentence
 
 
 def test_a_time_longer_than_any_timer_is_no_trouble(make_sweep: MakeSweep) -> None:
@@ -230,7 +230,7 @@ def test_a_setting_that_is_not_usable_cold_is_refused_with_the_reason(
     cold = trial(FULL, status=Status.INFEASIBLE, label="diverges", trial_id="cold", source=SOURCE)
     folder = make_sweep([toy(), warm, cold])
     assert main([str(folder), "--only", "best", "--no-rerun", "--setting", warm.settings_key]) == 2
-    assert "measured cold it is infeasible, diverges; choose another" in capsys.readouterr().err
+    assert "its cold trial is infeasible, diverges; choose another" in capsys.readouterr().err
     assert not (folder / "best.py").exists()
 
 

@@ -75,8 +75,8 @@ def test_they_are_listed_apart_with_their_reasons(make_sweep: MakeSweep) -> None
         records.append(trial(settings, 5000, 0.001, **fastest))
     folder = make_sweep(records)
     page = re.sub(r"<(script|style)\b.*?</\1>", "", analysis.write_report(folder).read_text(), flags=re.DOTALL)
-    apart = page[page.index("Trials not to use") :]
-    before = re.sub(r'<details class="trial">.*?</details>', "", page[: page.index("Trials not to use")], flags=re.DOTALL)
+    apart = page[page.index("Unusable trials") :]
+    before = re.sub(r'<details class="trial">.*?</details>', "", page[: page.index("Unusable trials")], flags=re.DOTALL)
     assert REASON not in before, "but in the trials' own folds"
     markdown = markdown_table(analysis.load(folder))
     for label, status in LABELS.items():

@@ -82,8 +82,8 @@ def test_the_end_of_a_sweep_and_its_report_say_what_recommend_does(
 
 def test_what_would_tell_is_said_where_it_is_not_clear(capsys: pytest.CaptureFixture[str]) -> None:
     said = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], "1000", capsys)
-    assert re.fullmatch(r"For 1,000 steps .*, it saves −0\.\d+ s to 12 s of 43 s \(95 %\); .* 95\.\d % probable\.", said[1])
-    steps = re.match(r"What would tell: a job of ([\d,]+) steps or more, over which it saves time for certain; or ", said[2])
+    assert re.fullmatch(r"For 1,000 steps .*, it saves −0\.\d+ s to 12 s of 43 s \(95 %\); .* is 95\.\d %\.", said[1])
+    steps = re.match(r"What would tell: a job of ([\d,]+) steps or more, in which it certainly saves time; or ", said[2])
     assert steps
     longer = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], steps[1].replace(",", ""), capsys)
     assert longer[0] == "Use “A9 full, reduce-overhead, static”."

@@ -73,8 +73,8 @@ def test_what_is_run_today_is_the_script_as_it_is_or_the_plainest_eager_setting(
 @pytest.mark.parametrize(
     ("setting", "samples", "said"),
     [
-        ("scope=full,batch_size=128", 128, "It trains on batches of 128 samples in place of 64, which changes the training"),
-        ("scope=full,accumulate=4", 64, "It takes a batch in 4 parts, so a step still trains on 64 samples."),
+        ("scope=full,batch_size=128", 128, "It trains on batches of 128 samples instead of 64, which changes the training"),
+        ("scope=full,accumulate=4", 64, "It splits each batch into 4 parts, so a step still trains on 64 samples."),
         ("scope=full,mode=max-autotune", 64, None),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_setting_that_loses_is_used_where_what_is_run_today_breaks_a_constrain
     found = recommend(df, Job(steps=100), constraints=[Constraint.parse("samples_per_s>=600")])
     assert verdict(found) == [
         "Use “A3 regional, static”.",
-        "Of what keeps the constraints it takes least; A1 (eager) does not keep them.",
+        "It is the fastest setting that meets the constraints; A1 (eager) does not meet them.",
     ]
 
 
@@ -149,7 +149,7 @@ def test_the_command_prints_a_recommendation_for_each_length_and_the_flips(
     assert "For 1,000,000 steps" in out
     assert "at 4.00 a GPU-hour" in out
     assert f"--settings '{RECORDS[3].settings_key}'" in out
-    flips = out.partition("The shortest by length")[2]
+    flips = out.partition("Fastest setting by length")[2]
     assert flips.count("from ") == 4
 
 
@@ -168,7 +168,7 @@ def test_without_a_length_four_are_answered(make_sweep: MakeSweep, capsys: pytes
         (["--steps", "1.5"], "'1.5' is not a count"),
         (["--price-per-gpu-hour", "-1"], "'-1' is not an amount"),
         (["--constraint", "compile<=3"], "no numeric field of a record is called 'compile'"),
-        (["--constraint", "compile_s<=0"], "no usable setting keeps the constraint"),
+        (["--constraint", "compile_s<=0"], "no usable setting meets the constraint"),
         (["--starts", "hot"], "--starts"),
         (["--stps", "3"], "no option or argument '--stps'; did you mean --steps?"),
     ],
@@ -214,8 +214,8 @@ def test_where_every_batch_came_from_a_loader_that_is_the_reason(
 @pytest.mark.parametrize(
     ("bound", "said"),
     [
-        ("compile_s<=120", "1 usable setting does not keep compile_s<=120."),
-        ("compile_s<=60", "2 usable settings do not keep compile_s<=60."),
+        ("compile_s<=120", "1 usable setting does not meet compile_s<=120."),
+        ("compile_s<=60", "2 usable settings do not meet compile_s<=60."),
     ],
 )
 def test_how_many_settings_do_not_keep_a_constraint_is_said(make_sweep: MakeSweep, bound: str, said: str) -> None:

@@ -21,7 +21,7 @@ from analysis.page.table import table, table_data
 from analysis.recommend import recommend, verdict
 from compile_sweep.schema.errors import SweepFolderError
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.record import Caches, TrialRecord
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&{{7*7}}"""
 
@@ -91,7 +91,7 @@ def test_without_an_eager_trial_break_even_says_what_its_multiples_are_of(make_s
     compiled = [trial("scope=full", 900, 60), trial("scope=regional", 800, 9)]
     note = "Lower is better: 1 is what {} takes."
     page = page_without_scripts(analysis.write_report(make_sweep(compiled)))
-    assert note.format("the setting with the quickest step") in page
+    assert note.format("the setting with the fastest step") in page
     with_eager = analysis.write_report(make_sweep([*compiled, trial("scope=eager", 500, 0.5)], name="with eager"))
     assert note.format("A3 (eager)") in page_without_scripts(with_eager)
 
@@ -135,6 +135,24 @@ def test_the_table_shows_what_a_figure_rests_on_and_keeps_the_details_for_later(
     details = {heading.title for heading in headings if heading.is_detail}
     assert {"peak reserved", "compile memory", "CUDA-graph pool", "clock drift", "outliers"} <= details
     assert "data wait" not in details | shown.keys()  # nothing waited: batches were resident
+
+
+def test_a_settings_cold_and_warm_trial_share_a_row_and_a_warm_one_alone_has_its_own(make_sweep: MakeSweep) -> None:
+    warm = {"caches": Caches.WARM, "cold_equivalent_s": 48.0}
+    records = [
+        trial("scope=full", 900, 50, trial_id="cold"),
+        trial("scope=full", 890, 6, trial_id="warm", **warm),
+        trial("scope=regional", 700, 4, trial_id="alone", **warm),
+        trial("scope=modular", status=Status.INFEASIBLE, label="nan", trial_id="wrong"),
+        trial("scope=modular", 950, 5, trial_id="wrong warm", **warm),
+    ]
+    _, rows = table(analysis.load(make_sweep(records)))
+    shown = [[row.setting_name, *(cell.text for one, cell in row.columns if one.name.endswith("compile_s"))] for row in rows]
+    assert shown == [
+        ["A3 modular, static", "—", "5.00"],
+        ["A1 full, static", "50.0", "6.00"],
+        ["A2 regional, static", "—", "4.00"],
+    ]
 
 
 def test_a_trial_measured_with_the_real_pipeline_says_how_long_it_waits(make_sweep: MakeSweep) -> None:
@@ -231,7 +249,8 @@ def test_every_public_name_is_there() -> None:
 @pytest.mark.slow
 def test_without_javascript_the_fastest_settings_and_what_is_missing_are_there(report_on: ReportOn) -> None:
     page = page_without_scripts(report_on())
-    assert "Without JavaScript this page has no charts" in page
+    assert "Without JavaScript, this page has no charts" in page
+    assert ".chart, .copy-command" in report_on().read_text().partition("<noscript><style>")[2].partition("</style>")[0]
     rows = page[page.index('<table id="trials">') :]
     rows = rows[: rows.index("</table>")]
     assert rows.count("<tr>") == 1 + 6  # headings, and the usable ones

@@ -111,7 +111,7 @@ def test_the_command_prints_the_table_and_nothing_else(make_sweep: MakeSweep, re
         (table.main, ["DIR", "--colour"], "no option or argument '--colour'"),
         (report.main, [], "DIR is missing; see python -m analysis.report --help"),
         (report.main, ["DIR", "--port", "http"], "--port cannot be 'http'"),
-        (report.main, ["DIR", "--port", "5"], "--port says where --watch serves; give both, or neither"),
+        (report.main, ["DIR", "--port", "5"], "--port is where --watch serves the report; give both, or neither"),
         (picture.main, ["DIR"], "OUT is missing; see python -m analysis.picture --help"),
         (picture.main, ["DIR", "OUT", "--scale", "2"], "no option or argument '--scale'"),
     ],

@@ -152,7 +152,7 @@ def test_the_filter_takes_words_fields_and_figures_and_columns_come_and_go(
         ):  # fmt: skip
             field.fill(text)
             sync_api.expect(rows, text).to_have_count(expected)
-        visit.page.get_by_label("also trials not to use").check()
+        visit.page.get_by_label("also unusable trials").check()
         sync_api.expect(rows).to_have_count(9)
         headings = visit.page.locator("#trials thead th")
         visit.page.get_by_text("columns", exact=True).click()

@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_else_may_run(capsys: pytest.CaptureFixture[str]) ->
     assert sweep.main(["quickstart", "--dry-run", "--max-concurrent", "2", "--pipeline", "real"]) == 0
     out = capsys.readouterr().out
     assert "captioning (tiny) with its own loader" in out
-    assert "then members of the front that met contention again, alone" in out
+    assert "then contended members of the front again, alone" in out
     assert sweep.main(["quickstart", "--dry-run", "--max-concurrent", "2", "--no-confirm"]) == 0
     assert "contention" not in capsys.readouterr().out
 
@@ -234,7 +234,7 @@ def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Pa
     before = contents(theirs)
     assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 0
     out = capsys.readouterr().out
-    assert "1 recorded already" in out
+    assert "1 already recorded" in out
     assert "full, default, static" in out
     assert "eager" not in out
     assert contents(theirs) == before

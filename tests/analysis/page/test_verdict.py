@@ -58,7 +58,7 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
         trial("scope=modular", 600, 50, contended=True, outliers=7),  # not on the front
     ]
     contended, outliers, drift = cautions(analysis.load(make_sweep(records)), SweepInfo())
-    assert "held up the compile of “A2 regional, static”, not measured again alone" in contended
+    assert "slowed the compile of “A2 regional, static” on the front, and it was not measured again alone" in contended
     assert "3 in “A2 regional, static”, “A3 full, static”" in outliers
     assert "up to 3.4 %" in drift
     assert "(more than 2.0 % in 1 of 3)" in drift
@@ -110,7 +110,7 @@ def test_noisy_settings_are_on_the_front_by_the_low_end_of_their_interval_and_ar
         "eager", "regional, default, static", "full, default, static",
     }  # fmt: skip
     (note,) = cautions(df, SweepInfo())
-    assert note.startswith("“A3 regional, static” (700 to 900 samples/s) is on the front though noisy, by the low end")
+    assert note.startswith("“A3 regional, static” (700 to 900 samples/s) is on the front although noisy, judged by the low end")
     assert "“A5 modular, static” (880 to 1,100 samples/s), “A4 regional, auto” (500 to 1,400 samples/s) would" in note
     best = analysis.summary(df).best
     assert best is not None
@@ -121,7 +121,7 @@ def test_an_interval_that_nothing_bounds_upwards_is_said_so(make_sweep: MakeSwee
     ends = {"stable": False, "samples_per_s_ci95": (204.6, math.inf)}
     df = analysis.load(make_sweep([trial("scope=eager", 500, 0), trial("scope=full", 577, 9, **ends)]))
     (note,) = cautions(df, SweepInfo())
-    assert note.startswith("“A2 full, static” (205 samples/s or more) would be on the front by the figure")
+    assert note.startswith("“A2 full, static” (205 samples/s or more) would be on the front by the measured figure")
 
 
 def test_a_setting_that_is_not_usable_cold_is_none_to_name_and_the_reason_is_said(make_sweep: MakeSweep) -> None:
@@ -132,7 +132,7 @@ def test_a_setting_that_is_not_usable_cold_is_none_to_name_and_the_reason_is_sai
     records = [trial("scope=eager", 800, 0.5), trial("scope=regional", 700, 9), *refuted]
     words = " ".join(cautions(analysis.load(make_sweep(records)), SweepInfo()))
     assert words.endswith(
-        "“A3 full, static” reached 900 samples/s when it began with warm caches, but does not count: measured cold it is "
+        "“A3 full, static” reached 900 samples/s with warm caches, but does not count: measured cold, it is "
         "infeasible (diverges)."
     )
 
@@ -142,7 +142,7 @@ def test_where_the_only_compiled_setting_is_not_usable_cold_the_reason_is_said(m
     cold = trial("scope=full", status=Status.FAILED, label="worker-died", trial_id="cold")
     eager = [trial("scope=eager", 800, 0.5), trial("scope=eager,padding=longest", 700, 0.5)]
     words = " ".join(cautions(analysis.load(make_sweep([*eager, warm, cold])), SweepInfo()))
-    assert words.endswith("measured cold it is failed (worker-died).")
+    assert words.endswith("measured cold, it is failed (worker-died).")
 
 
 def test_a_slower_setting_that_is_not_usable_cold_is_not_worth_a_word(make_sweep: MakeSweep) -> None:
@@ -198,4 +198,4 @@ def test_waits_for_data_in_the_throughput_are_said(make_sweep: MakeSweep, pipeli
     records = [trial("scope=eager", 600, 0, pipeline=pipelines[0]), trial("scope=full", 900, 50, pipeline=pipelines[1])]
     (note,) = cautions(analysis.load(make_sweep(records)), SweepInfo())
     assert note.startswith(said)
-    assert "throughput holds its waits" in note
+    assert "throughput includes waiting for data" in note

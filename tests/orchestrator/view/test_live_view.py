@@ -77,7 +77,7 @@ def test_time_left_goes_by_the_pace_so_far(recorded: list[TrialRecord]) -> None:
 
 def test_before_anything_is_known_there_is_a_screen_too() -> None:
     assert shown(State(planned=None), (80, 24)) == [
-        "Ctrl-C finishes what runs and writes the report; a second one stops now",
+        "Ctrl-C finishes running trials and writes the report; a second one stops now",
         "grid: captioning (base)",
         "0 done, 10.0 min",
     ]

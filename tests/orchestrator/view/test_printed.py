@@ -38,6 +38,16 @@ def test_settings_worth_naming_have_their_gain_and_memory() -> None:
     assert all(word in line for word in row)
 
 
+def test_a_long_name_is_cut_at_80_columns_and_keeps_its_id() -> None:
+    name = "A62 full, reduce-overhead, mark, fused optimizer, grouped 20, +2"
+    row = ("cheapest that beats eager", name, "34 % (20 to 49)", "93 s", "32.2 GiB")
+    (line,) = (one for one in ended(settings=[row], counts={}, width=80).splitlines() if one.startswith("cheapest"))
+    assert "A62 full" in line
+    assert "…" in line
+    assert all(figure in line for figure in row[2:])
+    assert name in ended(settings=[row], counts={}, width=140)
+
+
 def test_commands_to_go_on_with_are_whole_on_a_line_each() -> None:
     out = io.StringIO()
     command = f"python -m analysis.export {'a' * 70}"
