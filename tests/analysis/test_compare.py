@@ -271,8 +271,7 @@ def test_without_a_setting_that_compiles_there_is_no_mean(two: MakeTwo, before: 
     assert mean_change(found.pairs, "compile_s") is None
     assert (
         "compile s: no mean, because the one setting usable in both is too close to 0 for a ratio; "
-        "beyond noise, 0 better, 0 worse."
-        in sentences(found)
+        "beyond noise, 0 better, 0 worse." in sentences(found)
     )
 
 
