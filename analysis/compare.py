@@ -144,7 +144,7 @@ def _command(options: Options) -> int:
 def _on_the_recommendation(trials: tuple[pd.DataFrame, pd.DataFrame], attempts: tuple[pd.DataFrame, pd.DataFrame]) -> str:
     """Says whether another setting is recommended since the change, for a job of usual length."""
     before, after = (_recommended(*sweep) for sweep in zip(trials, attempts, strict=True))
-    answer = f"is still: {after}" if before == after else f"changed from “{before}” to “{after}”"
+    answer = f"is unchanged: {after}" if before == after else f"changed from “{before}” to “{after}”"
     return f"For a job of {whole(USUAL_STEPS)} steps, the recommendation {answer}."
 
 

@@ -83,7 +83,7 @@ def test_a_comparison_opens_with_whether_the_recommendation_changed(two: MakeTwo
     before = [trial(EAGER, 500, 0.5), trial(FULL, 900, 60), trial(REGIONAL, 700, 20)]
     slower = [trial(EAGER, 500, 0.5), trial(FULL, 600, 60), trial(REGIONAL, 700, 20)]
     for name, after, answer in (
-        ("same", before, "is still: use full, default, static."),
+        ("same", before, "is unchanged: use full, default, static."),
         ("other", slower, "changed from “use full, default, static” to “use regional, default, static”."),
     ):
         folders = two(before, after, name=name)

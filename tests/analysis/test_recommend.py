@@ -82,7 +82,7 @@ def test_a_winner_says_what_it_does_to_the_batches(make_sweep: MakeSweep, settin
     fastest = trial(setting, 2000, 30, step_ms=[1e3 * samples / 2000])
     found = recommend(analysis.load(make_sweep([*RECORDS, fastest])), Job(steps=1_000_000))
     assert found.trial["settings_key"] == fastest.settings_key
-    told = [one for one in sentences(found) if "samples in place" in one or "parts" in one]
+    told = [one for one in sentences(found) if "samples instead" in one or "parts" in one]
     assert [one[: len(said or "")] for one in told] == ([] if said is None else [said])
 
 
@@ -145,7 +145,7 @@ def test_the_command_prints_a_recommendation_for_each_length_and_the_flips(
 ) -> None:
     assert main([str(make_sweep(RECORDS)), "--steps", "100", "1M", "--restarts", "2", "--price-per-gpu-hour", "4"]) == 0
     out = capsys.readouterr().out
-    assert "Stay with A1 (eager).\n  For 100 steps of 64 samples a worker, 2 restarts, every start cold, the nearest" in out
+    assert "Stay with A1 (eager).\n  For 100 steps of 64 samples a worker, 2 restarts, every start cold, it takes " in out
     assert "For 1,000,000 steps" in out
     assert "at 4.00 a GPU-hour" in out
     assert f"--settings '{RECORDS[3].settings_key}'" in out
@@ -196,7 +196,7 @@ def test_what_cannot_be_compared_is_said_to_be_left_out(make_sweep: MakeSweep) -
     ]
     found = recommend(analysis.load(make_sweep(records)), Job(steps=10**6))
     assert found.trial["samples_per_s"] == 800
-    assert sentences(found)[-1].startswith("1 usable trial is left out: of another environment, number of workers")
+    assert sentences(found)[-1].startswith("1 usable trial is left out, because the environment, number of workers")
     alone = recommend(analysis.load(make_sweep(records[:2], name="alone")), Job(steps=10**6))
     assert not any("left out" in sentence for sentence in sentences(alone))
 

@@ -42,7 +42,7 @@ def test_what_speaks_against_the_figures_is_said(make_sweep: MakeSweep) -> None:
         "1 of 1 planned",
         "2 different environments",
         "numbers of workers",
-        "processor",
+        "on a CPU",
         "4 trials",
         "warm",
     ):
