@@ -70,6 +70,9 @@ _LOGARITHMIC_UP_TO = 0.5
 _UNBOUNDED = float(np.log(10))
 """Standard deviation of the logarithm for a figure whose interval is unbounded."""
 
+_LARGEST = 1e150
+"""Largest relative deviation, whose square still is a finite float."""
+
 EXACT = Noise(relative=0.0, floor=0.0, repeats=0)
 
 _COMPILE = Noise(relative=0.05, floor=0.5, repeats=0)
@@ -140,9 +143,9 @@ def deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[n
         width = np.where(np.isnan(below), above, below) + np.where(np.isnan(above), below, above)
         is_unbounded = np.isnan(width) & (low <= 0) & (high == np.inf)
         within = np.where(is_unbounded, _UNBOUNDED, np.where(np.isfinite(width), np.maximum(width, 0.0) / (2 * Z95), 0.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        floor = np.where(values > 0, between.floor / values, 0.0)
-    relative: npt.NDArray[np.float64] = np.sqrt(within**2 + between.relative**2 + floor**2)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        floor = np.where(values > 0, np.minimum(between.floor / values, _LARGEST), 0.0)
+        relative: npt.NDArray[np.float64] = np.sqrt(within**2 + between.relative**2 + floor**2)
     return relative
 
 
@@ -356,4 +359,4 @@ def _leaders(trials: pd.DataFrame, signs: Mapping[str, float], between: Mapping[
 def absolute_deviations(trials: pd.DataFrame, name: str, between: Noise) -> npt.NDArray[np.float64]:
     """Returns the standard deviation of each trial's figure, in the figure's own unit."""
     values = trials[name].to_numpy(dtype=np.float64, na_value=np.nan)
-    return np.where(values > 0, deviations(trials, name, between) * values, between.floor)
+    return np.where(values > 0, np.maximum(deviations(trials, name, between) * values, between.floor), between.floor)
