@@ -23,7 +23,8 @@ SENTENCES = {
     "use_bound": "It is the fastest setting that meets the constraints; {baseline} does not meet them.",
     "stay": "Stay with {baseline}.",
     "stay_alone": "No other setting is usable.",
-    "stay_loses": "For {job}, it takes {whole}; the closest alternative, “{setting}”, takes {lost} longer (95 %: {least} to {most}).",
+    "stay_loses": "For {job}, it takes {whole}; the closest alternative, “{setting}”, takes {lost} longer "
+    "(95 %: {least} to {most}).",
     "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1 % of {whole} (95 %: {low} to {high}).",
     "unclear": "Cannot tell whether “{setting}” is faster than {baseline}.",
     "unclear_why": "For {job}, it saves {low} to {high} of {whole} (95 %); the probability that it saves anything is "
