@@ -105,21 +105,21 @@ def decide(lines: Sequence[Line], baseline: int | None, steps: int, *, allowed: 
 
 
 def saving(setting: Line, baseline: Line, steps: int) -> Saving:
-    """Returns what a setting saves over the baseline in a job of this many steps."""
+    """Returns what a setting saves over the baseline in a job of this many steps, which is at most the whole job."""
     whole_s = baseline.total_s(steps)
     saved_s = whole_s - setting.total_s(steps)
     sd_s = math.hypot(
         setting.fixed_sd_s, baseline.fixed_sd_s, steps * setting.step_sd_s, steps * baseline.step_sd_s
     )  # fmt: skip
     probability = NormalDist().cdf(saved_s / sd_s) if sd_s > 0 else float(saved_s > 0)
-    return Saving(saved_s, saved_s - Z95 * sd_s, saved_s + Z95 * sd_s, saved_s / whole_s, probability)
+    return Saving(saved_s, saved_s - Z95 * sd_s, min(saved_s + Z95 * sd_s, whole_s), saved_s / whole_s, probability)
 
 
 def step_saving(setting: Line, baseline: Line) -> tuple[float, float]:
     """Returns the 95 % interval of the relative saving per step over the baseline."""
     saved = 1 - setting.step_s / baseline.step_s
     width = Z95 * math.hypot(setting.step_sd_s, baseline.step_sd_s) / baseline.step_s
-    return saved - width, saved + width
+    return saved - width, min(saved + width, 1.0)
 
 
 def clear_from_steps(setting: Line, baseline: Line) -> int | None:

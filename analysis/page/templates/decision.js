@@ -40,7 +40,7 @@ const savingOf = (line, base, steps) => {
   const whole = base.fixed + steps * base.step;
   const saved = whole - (line.fixed + steps * line.step);
   const sd = Math.hypot(line.fixedSd, base.fixedSd, steps * line.stepSd, steps * base.stepSd);
-  return { saved, low: saved - z95 * sd, high: saved + z95 * sd, share: saved / whole,
+  return { saved, low: saved - z95 * sd, high: Math.min(saved + z95 * sd, whole), share: saved / whole,
     probability: sd > 0 ? normalCdf(saved / sd) : Number(saved > 0) };
 };
 
@@ -85,7 +85,7 @@ const blanksOf = (data, job, { lines, setting, saving, clear }) => {
   return { ...words, whole: duration(base.fixed + job.steps * base.step), total: duration(line.fixed + job.steps * line.step),
     starts: duration(line.fixed), saved: signed(saving.saved), lost: duration(-saving.saved), low: signed(saving.low), high: signed(saving.high),
     least: duration(-saving.high), most: duration(-saving.low), share: percent(saving.share), probability: chance(saving.probability),
-    steps: clear ? whole(roundedUp(clear)) : "", step_low: percent(stepSaved - stepWidth), step_high: percent(stepSaved + stepWidth),
+    steps: clear ? whole(roundedUp(clear)) : "", step_low: percent(stepSaved - stepWidth), step_high: percent(Math.min(stepSaved + stepWidth, 1)),
     memory: gib(peak), memory_more: more && filled(data.text.memory_more, { more, baseline: words.baseline }) };
 };
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.choose.decision import NEGLIGIBLE, Line, Outcome, clear_from_steps, decide, saving
+from analysis.choose.decision import NEGLIGIBLE, Line, Outcome, clear_from_steps, decide, saving, step_saving
 
 EAGER = Line(fixed_s=1.0, fixed_sd_s=0.5, step_s=0.1, step_sd_s=0.0005)
 COMPILED = Line(fixed_s=61.0, fixed_sd_s=3.0, step_s=0.05, step_sd_s=0.0005)
@@ -27,6 +27,13 @@ def test_an_interval_with_zero_in_it_is_no_gain() -> None:
     assert (round(found.saving.low_s), round(found.saving.high_s)) == (-35, 37)
     assert found.outcome is Outcome.UNCLEAR
     assert 0.5 < found.saving.probability < 0.55
+
+
+def test_nothing_saves_more_than_the_whole_job() -> None:
+    fast = Line(fixed_s=1.0, fixed_sd_s=0.5, step_s=0.01, step_sd_s=0.01)
+    found = saving(fast, EAGER, 10**6)
+    assert found.low_s < found.saved_s < found.high_s == EAGER.total_s(10**6)
+    assert step_saving(fast, EAGER)[1] == 1.0
 
 
 def test_the_length_from_which_on_it_is_clear_is_where_the_outcome_changes() -> None:
