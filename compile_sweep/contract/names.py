@@ -49,7 +49,7 @@ def find_workload(name: str) -> tuple[str, str]:
     if is_in_users_folder(name):
         _, module, class_name = _in_users_folder(name)
         return module, class_name
-    if target := named_workloads().get(name):
+    if target := BUILT_IN.get(name) or named_workloads().get(name):  # the latter reads every installed package's metadata
         module, _, class_name = target.partition(":")
         return module, class_name
     if name.endswith(".py"):
