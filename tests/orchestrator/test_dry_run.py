@@ -193,7 +193,7 @@ def test_auto_says_what_it_would_try_first_why_and_until_when(
     assert re.match(r"eager +21 s +what runs today", lines[first + 1])
     assert "scope=" in lines[first + 2]
     assert "(×1." in lines[first + 2]
-    assert re.fullmatch(r"estimate: .* min for these; each next one depends on what they come to", lines[-1])
+    assert re.fullmatch(r"estimate: .* min for these; later ones depend on their results", lines[-1])
 
 
 def test_auto_lets_no_setting_compile_for_most_of_its_time() -> None:
