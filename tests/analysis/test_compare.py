@@ -23,6 +23,8 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: MakeTwo) -> None:
     """Throughput is known to ±1 %; compile times vary by about ±10 % between runs."""

@@ -19,6 +19,8 @@ from compile_sweep.contract.base import load_workload
 from orchestrator.config import AUTO, SweepCommand
 from orchestrator.plan.recipes import find_recipe
 
+pytestmark = pytest.mark.slow
+
 SHOW_CORES = 'import os; print("cores", sorted(os.sched_getaffinity(0)))'
 
 
@@ -76,7 +78,6 @@ def test_a_job_that_takes_too_long_is_stopped_and_begins_again(tmp_path: Path) -
     assert ended(output) == {"short": 0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path, number: int, exit_code: int) -> None:
     mark = tmp_path / "pid"
@@ -137,7 +138,6 @@ def test_a_list_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.C
     assert "cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_projects_own_list_asks_for_what_there_is(repository: Path, tmp_path: Path) -> None:
     jobs = read_jobs(repository / "benchmarks" / "gpu.jobs")
     assert len(jobs) > 20

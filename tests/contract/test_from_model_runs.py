@@ -21,7 +21,7 @@ from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToLongest, PadToMax
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 class _Wrong(Stack):
@@ -68,7 +68,6 @@ def test_wrong_outputs_of_compiled_inference_are_found(model_fn: Callable[[], nn
     assert found.numerics["status"] == status
 
 
-@pytest.mark.slow
 def test_models_with_a_forward_that_was_replaced_are_made_anew_and_trained_whole() -> None:
     made_models = []
 
@@ -151,7 +150,6 @@ class Turning(nn.Module):
         return hidden
 
 
-@pytest.mark.slow
 def test_tensors_that_change_inside_other_arguments_are_found_and_marked() -> None:
     workload = WorkloadFromModel(Turning, rows_of(3, 7, 5), loss_of, num_batches=3)("only", 0)
     dims = {"hidden": (1,), "turns.0": (0,), "turns.1": (0,), "others.masks.full": (0,)}

@@ -23,7 +23,7 @@ from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import ShapePolicy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=2, min_passes=3, max_passes=3, cpu_window_s=0.0)

@@ -20,7 +20,7 @@ from orchestrator.config import CachePolicy, Device, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.run import sweep_folder
 
-pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_starts", "no_gpu")]
 
 
 FIRST_LINE = r"(reading workload \S+ …\n)?"
@@ -392,7 +392,6 @@ def test_a_storage_below_a_file_is_refused_before_a_sweep_is_taken_up(theirs: Pa
     assert contents(theirs) == before
 
 
-@pytest.mark.slow
 def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:
     Path("my_workloads.py").write_text("raise RuntimeError('the data set is not there')\n")
     done = in_a_process(repository, "--workload", "my_workloads:Mine")
@@ -401,7 +400,6 @@ def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:
     assert [path.name for path in Path.cwd().iterdir()] == ["my_workloads.py"]
 
 
-@pytest.mark.slow
 def test_a_process_that_meets_damaged_records_changes_nothing(repository: Path, theirs: Path) -> None:
     with (theirs / TRIALS_FILE).open("a") as log:
         log.write("garbage\n")

@@ -17,7 +17,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.run import sweep_folder
 from orchestrator.search import Searcher
 
-pytestmark = pytest.mark.usefixtures("nothing_starts", "no_gpu")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_starts", "no_gpu")]
 
 
 def test_a_dry_run_starts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,8 @@ from orchestrator.search.tables import main as write_table_main
 from orchestrator.search.tables import read_table, write_table
 from orchestrator.simulate import Ground, Replay, Step, quartiles, replays
 
+pytestmark = pytest.mark.slow
+
 AIMS = Aims.parse()
 DONE = recorded(settings_of_a_grid(30))
 
@@ -104,7 +106,6 @@ def test_a_policy_that_stops_trials_sees_what_finished_before_and_its_record_is_
     assert replay.steps[-1].volume < 1
 
 
-@pytest.mark.slow
 def test_a_table_is_well_under_a_megabyte_and_says_the_same_as_its_sweep(tmp_path: Path) -> None:
     full = [replace(record, step_ms=[1.0] * 500, eager_step_ms=[1.23456789] * 200, source="x" * 2000) for record in DONE]
     sweep = write_sweep(tmp_path / "sweep", full)

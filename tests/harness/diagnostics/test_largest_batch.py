@@ -16,6 +16,8 @@ from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import batch_lines
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 EAGER = CompileSettings.parse("scope=eager")
 

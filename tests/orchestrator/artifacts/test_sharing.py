@@ -23,6 +23,8 @@ from orchestrator.artifacts.sharing import Sharing
 from orchestrator.environment import fingerprint
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
+pytestmark = pytest.mark.slow
+
 FULL, REGIONAL = "scope=full", "scope=regional"
 TUNED = "ab/cab1.best_config"
 """A file in Inductor's folder that is an artifact by itself."""

@@ -13,6 +13,8 @@ from samples import REPOSITORY, wait_until
 
 from orchestrator.guard.watchdog import ATTEMPT_MARKER, kill_marked, start_reaper
 
+pytestmark = pytest.mark.slow
+
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
