@@ -56,7 +56,8 @@ def cluster_location(local_ray: None, tmp_path_factory: pytest.TempPathFactory) 
 
     location = str(tmp_path_factory.mktemp("cluster") / "store")
     yield location
-    ray.kill(ClusterShelf(location).holder())
+    if ray.is_initialized():  # the session ends before the file does if the next test does not use it; a call would start one
+        ray.kill(ClusterShelf(location).holder())
 
 
 @pytest.fixture(
