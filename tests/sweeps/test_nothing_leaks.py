@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,19 +108,21 @@ def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_wi
                     "--no-warm-start", to=subprocess.PIPE)  # fmt: skip
     listened: set[str] = set()
     leaked: set[str] = set()
-    is_interrupted = False
+    # A search may take as long as a trial.
+    interrupt = threading.Thread(
+        target=_interrupt_in_second_trial, args=(process, output)
+    )  # a search may take as long as a trial
+    interrupt.start()
     try:
         while process.poll() is None:
             listened |= {address for address, _ in addresses(ours())}
             leaked |= leaks(scratch)
             leaked |= leaks(output, but="logs/") if output.exists() else set()  # a trial's log is cleared when it ends
-            if not is_interrupted and len(list(output.glob("logs/*/worker-0.log"))) == 2:
-                process.send_signal(signal.SIGINT)  # the second trial finishes, and the third does not start
-                is_interrupted = True
             time.sleep(1)
     finally:
         process.kill()
         printed, _ = process.communicate(timeout=60)
+        interrupt.join()
     assert process.returncode == 130, printed.decode()
     assert "Ctrl-C again stops now" in printed.decode()
     assert f"--resume --output {output}" in printed.decode().replace("\n", " ")
@@ -148,6 +151,15 @@ def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_wi
     with ReportServer(output, 0) as server:
         found = [address for address, port in addresses([os.getpid()]) if port == server.server_address[1]]
         assert found == ["127.0.0.1"]
+
+
+def _interrupt_in_second_trial(process: subprocess.Popen[bytes], output: Path) -> None:
+    """Sends Ctrl-C once the second trial writes: it finishes, and the third does not start."""
+    while process.poll() is None:
+        if len(list(output.glob("logs/*/worker-0.log"))) == 2:
+            process.send_signal(signal.SIGINT)
+            return
+        time.sleep(0.1)
 
 
 def records_of(output: Path) -> list[dict[str, Any]]:
