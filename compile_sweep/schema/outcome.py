@@ -245,11 +245,11 @@ def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
     """Judges a warm start: was it warm?
 
     Args:
-        start: Figures of a `WarmStart`.
+        start: Figures of a `WarmStart`; those of caches are missing if caches could not be watched, as in a store that is gone.
     """
-    if start["cache_hits"]:
+    if start.get("cache_hits"):
         return OK
-    if not start["cache_restored"]:
+    if not start.get("cache_restored"):
         return verdict_of(Label.NOT_WARM, "none of its artifacts could be restored, so this was a cold start; see its log")
     return verdict_of(Label.NOT_WARM, "the compiler found nothing it could use among its artifacts, so this was a cold start")
 

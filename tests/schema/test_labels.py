@@ -277,6 +277,10 @@ def test_a_start_from_artifacts_that_helped_nothing_is_labelled(restored: int | 
     check(judge_warm_start({"cache_hits": 0, "cache_restored": restored}), Label.NOT_WARM, words)
 
 
+def test_a_start_whose_caches_could_not_be_watched_is_not_known_to_be_warm() -> None:
+    check(judge_warm_start({"first_step_s": 1.0}), Label.NOT_WARM, ["none of its artifacts"])
+
+
 def test_a_start_that_found_something_in_its_caches_was_warm() -> None:
     assert judge_warm_start({"cache_hits": 1, "cache_restored": 9}) == OK
     assert judge_warm_start({"cache_hits": 1, "cache_restored": None}) == OK  # from a remote cache

@@ -140,7 +140,7 @@ def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_wi
     assert list(scratch.glob("ray-*")) == []
 
     with Path("/dev/full").open("w") as full:  # where nothing can be printed
-        assert start("--resume", "--runner", "local", to=full).wait(400) == 0
+        assert start("--resume", "--runner", "local", "--no-confirm", "--no-warm-start", to=full).wait(400) == 0
     assert records_of(output)[:2] == [failed, ran]
     assert [one["status"] for one in records_of(output)] == ["failed", "ok", "ok"]
     assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
