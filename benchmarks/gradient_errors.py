@@ -16,16 +16,16 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from compile_sweep.contract.base import Batch, load_workload
+from compile_sweep.contract.base import Batch, Workload, load_workload
 from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import TrainStep, applied
@@ -115,31 +115,52 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
     return found
 
 
-def right(name: str, *, repeats: int) -> Iterator[GradientCheck]:
-    """Yields checks of an unmodified built-in workload, at weights during training, on one batch after the other."""
-    kind = load_workload(name)
-    prepared = prepare(kind(kind.sizes[-1], 0), CompileSettings.parse("scope=full,backend=aot_eager"), CPU)
-    workload = prepared.workload
+class Trained(NamedTuple):
+    """A workload in training."""
+
+    prepared: Prepared
+    pool: Sequence[Batch]
+    model: nn.Module
+    step: TrainStep
+
+
+@contextmanager
+def trained(workload: Workload, field: str, device: torch.device) -> Iterator[Trained]:
+    """Compiles a workload with `aot_eager` and trains it in the block.
+
+    Args:
+        workload: The workload, unmodified.
+        field: A further field of the setting; empty for none.
+        device: The device to train on.
+    """
+    settings = CompileSettings.parse(",".join(filter(None, ("scope=full,backend=aot_eager", field))))
+    prepared = prepare(workload, settings, device)
     with workload.process_settings():
-        pool = workload.pool(prepared.policy, rank=0, device=CPU)
-        model = build_model_on(workload, CPU)
+        pool = workload.pool(prepared.policy, rank=0, device=device)
+        model = build_model_on(workload, device)
         optimizer = prepared.optimizer(model)
         seed_all(0)
         with applied(prepared, model, optimizer) as step:
-            for number in range(repeats):
-                batch = pool[number % len(pool)]
-                state = torch.get_rng_state()
-                step(batch)
-                draws = not torch.equal(state, torch.get_rng_state())
-                found = check_step(prepared, model, step, batch, draws=draws)
-                assert found is not None
-                yield found
+            yield Trained(prepared, pool, model, step)
     torch._dynamo.reset()
+
+
+def right(name: str, *, repeats: int) -> Iterator[GradientCheck]:
+    """Yields checks of an unmodified built-in workload, at weights during training, on one batch after the other."""
+    kind = load_workload(name)
+    with trained(kind(kind.sizes[-1], 0), "", CPU) as one:
+        for number in range(repeats):
+            batch = one.pool[number % len(one.pool)]
+            state = torch.get_rng_state()
+            one.step(batch)
+            draws = not torch.equal(state, torch.get_rng_state())
+            found = check_step(one.prepared, one.model, one.step, batch, draws=draws)
+            assert found is not None
+            yield found
 
 
 REAL = (("gpt2", "small", ""), ("gpt2", "small", "batch_size=64"), ("captioning", "base", ""), ("resnet", "resnet50", ""))
 """Workload, size and field of a setting."""
-
 
 ALL_BUT_ONE = "all but the last"
 INJECTED = (("right", 0.0), ("one layer", 0.1), ("one layer", 0.2), ("one layer", 0.5), (ALL_BUT_ONE, 0.1), (ALL_BUT_ONE, 0.2))
@@ -152,46 +173,36 @@ def on_a_gpu() -> None:
     print("| | gradients too large | outcome | error | allowed | layers checked | evaluations | seconds | named |")
     print("|---|---|---|--:|--:|--:|--:|--:|---|")
     for name, size, field in REAL:
-        settings = CompileSettings.parse(",".join(filter(None, ("scope=full,backend=aot_eager", field))))
-        prepared = prepare(load_workload(name)(size, 0), settings, gpu)
-        workload = prepared.workload
-        with workload.process_settings():
-            pool = workload.pool(prepared.policy, rank=0, device=gpu)
-            model = build_model_on(workload, gpu)
-            optimizer = prepared.optimizer(model)
-            seed_all(0)
-            with applied(prepared, model, optimizer) as step:
-                for number in range(6):
-                    state = torch.cuda.get_rng_state()
-                    step(pool[number % len(pool)])
-                draws = not torch.equal(state, torch.cuda.get_rng_state())
-                for what, error in INJECTED:
-                    began = time.monotonic()
-                    found = _checked_with(error, what == ALL_BUT_ONE, prepared, model, step, pool[0], draws)
-                    shares = (found.error, found.allowed, found.share_checked)
-                    cells = [f"{name} {size} {field}".strip(), f"{what}: {100 * error:g} %", found.outcome.value]
-                    cells += ["" if share is None else f"{100 * share:.3g} %" for share in shares]
-                    cells += [str(found.evaluations), f"{time.monotonic() - began:.1f}", ", ".join(list(found.layers)[:2])]
-                    print(f"| {' | '.join(cells)} |", flush=True)
-        torch._dynamo.reset()
+        with trained(load_workload(name)(size, 0), field, gpu) as one:
+            for number in range(6):
+                state = torch.cuda.get_rng_state()
+                one.step(one.pool[number % len(one.pool)])
+            draws = not torch.equal(state, torch.cuda.get_rng_state())
+            for what, error in INJECTED:
+                began = time.monotonic()
+                found = _checked_with(error, one, everywhere=what == ALL_BUT_ONE, draws=draws)
+                shares = (found.error, found.allowed, found.share_checked)
+                cells = [f"{name} {size} {field}".strip(), f"{what}: {100 * error:g} %", found.outcome.value]
+                cells += ["" if share is None else f"{100 * share:.3g} %" for share in shares]
+                cells += [str(found.evaluations), f"{time.monotonic() - began:.1f}", ", ".join(list(found.layers)[:2])]
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def _checked_with(
-    error: float, everywhere: bool, prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, draws: bool
-) -> GradientCheck:
-    """Checks a step on one batch; where it is compiled, gradients of one layer or of all but the last are too large."""
-    layers = sorted({name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad and p.ndim > 1})
+def _checked_with(error: float, one: Trained, *, everywhere: bool, draws: bool) -> GradientCheck:
+    """Checks a step on the first batch; where it is compiled, gradients of one layer or of all but the last are too large."""
+    layers = sorted({name.rpartition(".")[0] for name, p in one.model.named_parameters() if p.requires_grad and p.ndim > 1})
     spoiled = set(layers[:-1]) if everywhere else {random.Random(1).choice(layers)}
 
     def run(batch: Batch) -> float:
-        loss = step.forward_and_backward(batch)
+        loss = one.step.forward_and_backward(batch)
         if torch._dynamo.eval_frame._stance.stance != "force_eager":
-            for name, parameter in model.named_parameters():
+            for name, parameter in one.model.named_parameters():
                 if name.rpartition(".")[0] in spoiled and parameter.grad is not None:
                     parameter.grad *= 1 + error
         return loss
 
-    found = check_step(prepared, model, cast(TrainStep, SimpleNamespace(forward_and_backward=run)), batch, draws=draws)
+    spoiled_step = cast(TrainStep, SimpleNamespace(forward_and_backward=run))
+    found = check_step(one.prepared, one.model, spoiled_step, one.pool[0], draws=draws)
     assert found is not None
     return found
 

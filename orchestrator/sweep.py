@@ -343,13 +343,14 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
             return 0
         from orchestrator.run.local_runner import server_alone  # imported here, because a sweep does not need these
         from orchestrator.view.bisect import bisect
-        from orchestrator.view.explain import explain
+        from orchestrator.view.explain import Subject, explain
 
         servers = undo.enter_context(closing(server_alone(config.workload, use_gpu=device is Device.CUDA)))
         target, setting = _given_one(describer, config, device, asked, spelled)
         describer.close()
         look = bisect if asked == "bisect" else explain
-        return look(setting, config.workload, target, config.seed, device, console, servers)
+        subject = Subject(settings=setting, workload_name=config.workload, workload=target, seed=config.seed, device=device)
+        return look(subject, console, servers)
 
 
 def _given_one(

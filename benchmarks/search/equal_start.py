@@ -32,7 +32,7 @@ import tyro
 from benchmarks.search.lfbo import Lfbo
 from benchmarks.search.methodology_score import Search, Space, score
 from benchmarks.search.public_tables import read_csv_table
-from benchmarks.search.same_start import ROOT, Started
+from benchmarks.search.same_start import ROOT, WORKLOAD_TABLES, Started
 from compile_sweep import command_line
 from compile_sweep.schema.objectives import Aims
 from orchestrator.run.sweep_folder import write_json
@@ -43,14 +43,6 @@ from orchestrator.search.tables import Table, read_table
 from orchestrator.simulate import Ground, Step, quartiles
 
 PROG = "python -m benchmarks.search.equal_start"
-OURS = (
-    "benchmarks/tables/captioning-base-h200",
-    "benchmarks/tables/captioning-tiny-cpu",
-    "docs/results/h200-workloads/detection",
-    "docs/results/h200-workloads/segmentation",
-    "docs/results/h200-workloads/decoder",
-    "docs/results/h200-workloads/gpt2-inference-small",
-)
 LFBO = "lfbo"
 SEARCHERS = ("gain", LFBO, "tpe", "nsga2", "random")
 LARGE = 100
@@ -78,7 +70,7 @@ def main() -> int:
 
 
 def _compare(options: Options) -> int:
-    paths = [*(ROOT / name for name in OURS), *options.kernels]
+    paths = [*(ROOT / name for name in WORKLOAD_TABLES), *options.kernels]
     tables = [_table(path) for path in paths]
     jobs = [(path, name, seed) for path in paths for name in SEARCHERS for seed in range(options.seeds)]
     # By its module's name, because a spawned process cannot import `__main__` as its own.

@@ -37,13 +37,16 @@ from orchestrator.search.tables import Table, read_table
 
 PROG = "python -m benchmarks.search.same_start"
 ROOT = Path(__file__).parents[2]
-TABLES = (
+WORKLOAD_TABLES = (
     "benchmarks/tables/captioning-base-h200",
     "benchmarks/tables/captioning-tiny-cpu",
     "docs/results/h200-workloads/detection",
     "docs/results/h200-workloads/segmentation",
     "docs/results/h200-workloads/decoder",
     "docs/results/h200-workloads/gpt2-inference-small",
+)
+TABLES = (
+    *WORKLOAD_TABLES,
     "docs/results/h200-workloads/gpt2-small",
     "docs/results/h100-gpt2-levers",
     "docs/results/h100-resnet",

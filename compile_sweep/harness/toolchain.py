@@ -51,15 +51,17 @@ def check_vector_instructions() -> None:
 
     if not hasattr(config.cpp, "vec_isa_ok"):  # then torch makes the check itself
         return
+
+    def names() -> str:
+        return "\n".join(str(one) for one in valid_vec_isa_list())
+
     found = cpp_header_folder() / f"compile-sweep-vectors-{torch.__version__}"
     config.cpp.vec_isa_ok = True
-    if not found.exists() or found.read_text(encoding="utf-8").split() != [
-        str(one).replace(" ", "-") for one in valid_vec_isa_list()
-    ]:
+    if not found.exists() or found.read_text(encoding="utf-8") != names():
         config.cpp.vec_isa_ok = None
         valid_vec_isa_list.cache_clear()
         written = found.with_name(f"{found.name}.{os.getpid()}")
-        written.write_text("\n".join(str(one).replace(" ", "-") for one in valid_vec_isa_list()), encoding="utf-8")
+        written.write_text(names(), encoding="utf-8")
         os.replace(written, found)
 
 

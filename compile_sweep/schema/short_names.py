@@ -13,7 +13,7 @@ from pathlib import Path
 from compile_sweep.schema import record as records
 from compile_sweep.schema.choices import Mode, Scope
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.setting_text import describe
+from compile_sweep.schema.setting_text import BATCH_SIZE, describe
 from compile_sweep.schema.settings import CompileSettings
 
 LONGEST = 60
@@ -58,7 +58,7 @@ def difference(settings: CompileSettings, baseline: CompileSettings | None = Non
 
 def _step_first(said: Mapping[str, str]) -> dict[str, str]:
     """Puts what changes the meaning of a step right behind the scope, so that it is never among the words that do not fit."""
-    first = ("scope", "workload.batch_size", "accumulate")
+    first = ("scope", BATCH_SIZE, "accumulate")
     return {name: said[name] for name in first if name in said} | dict(said)
 
 

@@ -7,36 +7,23 @@ from typing import Any
 
 from rich.console import Console
 
-from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.redact import redact_text
-from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import Device
 from orchestrator.run.forked_attempt import Servers
-from orchestrator.view.explain import measured_alone, print_subject
+from orchestrator.view.explain import Subject, measured_alone, print_subject
 
 DEADLINE_S = 3600.0
 """Seconds that all compiles together may take."""
 
 
-def bisect(
-    settings: CompileSettings,
-    workload_name: str,
-    workload: WorkloadFacts,
-    seed: int,
-    device: Device,
-    console: Console,
-    servers: Servers,
-) -> int:
+def bisect(subject: Subject, console: Console, servers: Servers) -> int:
     """Finds the module that is wrong under a setting and prints it; takes the arguments of `explain`.
 
     Returns:
         The command's exit code: 0 if there is an answer, whatever it is, and 1 if not.
     """
-    print_subject(settings, workload_name, workload, device, console)
+    print_subject(subject, console)
     console.print("compiling one part at a time …", markup=False, highlight=False)
-    assignment, attempt, _ = measured_alone(
-        settings, workload_name, workload, seed, device, servers, trial_deadline_s=DEADLINE_S, bisects=True
-    )
+    assignment, attempt, _ = measured_alone(subject, servers, trial_deadline_s=DEADLINE_S, bisects=True)
     if attempt.figures is None:
         console.print(str(attempt.verdict(assignment).reason), markup=False, highlight=False, soft_wrap=True)
         return 1

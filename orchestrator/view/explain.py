@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,37 +32,36 @@ _LOG_LINES = 15
 """Number of lines of the measured process's output that are shown if it returned no measurement."""
 
 
-def explain(
-    settings: CompileSettings,
-    workload_name: str,
-    workload: WorkloadFacts,
-    seed: int,
-    device: Device,
-    console: Console,
-    servers: Servers,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One setting to look at, outside any sweep."""
+
+    settings: CompileSettings
+    """Settings that are valid for the workload."""
+    workload_name: str
+    workload: WorkloadFacts
+    """Facts about the workload, in the size to measure."""
+    seed: int
+    """Seed for weights and data."""
+    device: Device
+    """The device to measure on."""
+
+
+def explain(subject: Subject, console: Console, servers: Servers) -> int:
     """Measures the setting and prints the findings; records nothing.
 
     Args:
-        settings: Settings that are valid for the workload.
-        workload_name: A built-in workload's name, or `package.module:Class`.
-        workload: Facts about the workload, in the size to measure.
-        seed: Seed for weights and data.
-        device: The device to measure on.
+        subject: What to measure.
         console: Where to print.
         servers: Forks the measured process.
 
     Returns:
         The command's exit code: 0 if there is a measurement, whatever it says about the setting, and 1 if there is none.
     """
-    print_subject(settings, workload_name, workload, device, console)
+    print_subject(subject, console)
     measured = partial(
         measured_alone,
-        settings,
-        workload_name,
-        workload,
-        seed,
-        device,
+        subject,
         servers,
         on_phase=lambda elapsed_s, phase: console.print(f"[{elapsed_s:7.1f} s] {phase}", markup=False, highlight=False),
         trial_deadline_s=DEADLINE_S,
@@ -77,27 +77,22 @@ def explain(
     if attempt.figures is None:
         _say(console, "the end of its output", log.splitlines()[-_LOG_LINES:])
         return 1
-    sizes = KnownSizes(settings=settings, max_length=workload.max_length, batch_size=workload.batch_size)
+    settings, facts = subject.settings, subject.workload
+    sizes = KnownSizes(settings=settings, max_length=facts.max_length, batch_size=facts.batch_size)
     for section in explain_measurement(attempt.figures, settings, sizes, attempt.figures["targets"]):
         _say(console, section.title, section.lines)
     _say(console, "source", ["the setting as Python: the same command with --source in place of --explain"])
     return 0
 
 
-def print_subject(
-    settings: CompileSettings, workload_name: str, workload: WorkloadFacts, device: Device, console: Console
-) -> None:
-    """Prints what is measured; takes the arguments of `explain`."""
-    title = f"{settings.label}: {workload_name} ({workload.size}) on {device}"
+def print_subject(subject: Subject, console: Console) -> None:
+    """Prints what is measured."""
+    title = f"{subject.settings.label}: {subject.workload_name} ({subject.workload.size}) on {subject.device}"
     console.print(title, style="bold", markup=False, highlight=False)
 
 
 def measured_alone(
-    settings: CompileSettings,
-    workload_name: str,
-    workload: WorkloadFacts,
-    seed: int,
-    device: Device,
+    subject: Subject,
     servers: Servers,
     *,
     on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
@@ -106,11 +101,7 @@ def measured_alone(
     """Makes one attempt and removes everything it leaves behind.
 
     Args:
-        settings: Settings that are valid for the workload.
-        workload_name: A built-in workload's name, or `package.module:Class`.
-        workload: Facts about the workload, in the size to measure.
-        seed: Seed for weights and data.
-        device: The device to measure on.
+        subject: What to measure.
         servers: Forks the measured process.
         on_phase: Called with the seconds since the attempt began and the phase it entered.
         own: Additional fields of `TrialPlan`.
@@ -121,14 +112,14 @@ def measured_alone(
     with tempfile.TemporaryDirectory(prefix="compile-sweep-alone-") as scratch:
         plan = plan_alone(
             Path(scratch),
-            workload_name,
-            workload.size,
-            seed,
-            use_gpu=device is Device.CUDA,
+            subject.workload_name,
+            subject.workload.size,
+            subject.seed,
+            use_gpu=subject.device is Device.CUDA,
             compile_deadline_s=COMPILE_DEADLINE_S,
             **own,
         )
-        assignment = Assignment(plan=plan, trial_id="alone", settings=settings)
+        assignment = Assignment(plan=plan, trial_id="alone", settings=subject.settings)
         attempt = attempt_alone(assignment, on_phase, servers)
         return assignment, attempt, assignment.log_file(0).read_text(encoding="utf-8", errors="replace")
 

@@ -44,7 +44,6 @@ AOTAutogradCache = private("torch._functorch._aot_autograd.autograd_cache", "AOT
 AsyncCompile = private("torch._inductor.async_compile", "AsyncCompile")
 FxGraphCache = private("torch._inductor.codecache", "FxGraphCache")
 PersistentCache = private("torch._inductor.codecache", "PersistentCache")
-CachingAutotuner = private("torch._inductor.runtime.triton_heuristics", "CachingAutotuner")
 AlgorithmSelectorCache = private("torch._inductor.select_algorithm", "AlgorithmSelectorCache")
 
 ArtifactName = tuple[str, str]
@@ -232,7 +231,7 @@ class _Follower:
         yield DynamoStore, "record_package", self.record_traced
         yield AsyncCompile, "triton", self.wait_for_kernels  # compiles in this process if its workers are not ready
         yield AsyncCompile, "wait", self.wait_for_kernels
-        yield CachingAutotuner, "precompile", self.ready_kernel
+        yield cache_kernels.CachingAutotuner, "precompile", self.ready_kernel
 
     def load_aot(self, original: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         here, begun = self._here, time.perf_counter()

@@ -41,10 +41,12 @@ class Precision:
     """Relative changes of the loss that each layer makes; the first one is tried first."""
     max_move: float
     """Maximum move of a layer, as a fraction of its 2-norm: beyond it, the loss is not a polynomial of low degree."""
+    is_half: bool = True
+    """Whether rounding is coarse, as in half precision."""
 
 
 PRECISIONS = (
-    (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4), max_move=0.01)),
+    (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4), max_move=0.01, is_half=False)),
     (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4), max_move=0.03)),
     (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 3e-4, 1e-2), max_move=0.1)),
 )
@@ -114,7 +116,7 @@ class FiniteDifferences:
         self._directions: list[Tensor | None] = []
         self._center: Point | None = None
         self._size = 1.0
-        self._nudge = 0.0 if precision is PRECISIONS[0][1] else NUDGE * rounding
+        self._nudge = NUDGE * rounding if precision.is_half else 0.0
 
     def put_back(self) -> None:
         """Restores parameters and buffers, and drops the gradients."""

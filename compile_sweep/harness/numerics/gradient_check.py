@@ -140,7 +140,7 @@ def check_gradients(
             search.put_back()
         evaluations += search.evaluations
         # With random numbers or coarse rounding, a single draw does not suffice to call a setting wrong.
-        if found.outcome is not Outcome.WRONG or not (draws or precision is not PRECISIONS[0][1]):
+        if found.outcome is not Outcome.WRONG or not (draws or precision.is_half):
             break
     return replace(found, evaluations=evaluations)
 
@@ -220,8 +220,8 @@ class _Search(FiniteDifferences):
         eager: dict[int, dict[float, float]] = {}
         if doubtful:
             with self._uncompiled():
-                eager = {number: self._group_errors(groups[number], compiled[number]) for number in doubtful}
-        found = [self._judged(group, compiled[number], eager.get(number)) for number, group in enumerate(groups)]
+                eager = {n: {width: self._group_error(groups[n], width) for width in compiled[n]} for n in doubtful}
+        found = [self._judged(group, compiled[number], eager.get(number, {})) for number, group in enumerate(groups)]
         for group, (outcome, width, error, _) in zip(groups, found, strict=True):
             if outcome is Outcome.WRONG:
                 return self._wrong(width, error, checked, group)
@@ -240,43 +240,41 @@ class _Search(FiniteDifferences):
     def _is_small(self, group: Sequence[str], errors: Mapping[float, float]) -> bool:
         return bool(errors) and min(map(abs, errors.values())) <= self._allowed(group)
 
-    def _group_errors(self, group: Sequence[str], widths: Iterable[float] | None = None) -> dict[float, float]:
-        """Returns the errors of a group whose layers move the same way, so that their errors add up.
-
-        Args:
-            group: Names of the layers.
-            widths: The widths to try; by default those at which all layers can move, up to the first with a small error.
-        """
+    def _group_errors(self, group: Sequence[str]) -> dict[float, float]:
+        """Returns a group's errors at the widths at which all its layers can move, up to the first small one."""
         errors: dict[float, float] = {}
-        for width in self._precision.widths if widths is None else widths:
+        for width in self._precision.widths:
             moves = self._moves(width)
             if all(moves[name] for name in group):
-                errors[width] = self._error({name: moves[name] for name in group}, dict.fromkeys(group, 1.0), width)
-            if widths is None and self._is_small(group, errors):
+                errors[width] = self._group_error(group, width)
+            if self._is_small(group, errors):
                 break
         return errors
 
+    def _group_error(self, group: Sequence[str], width: float) -> float:
+        """Returns the error of a group whose layers move the same way, so that their errors add up."""
+        moves = self._moves(width)
+        return self._error({name: moves[name] for name in group}, dict.fromkeys(group, 1.0), width)
+
     def _judged(
-        self, group: Sequence[str], errors: Mapping[float, float], eager: Mapping[float, float] | None
+        self, group: Sequence[str], errors: Mapping[float, float], eager: Mapping[float, float]
     ) -> tuple[Outcome, float, float, float]:
         """Returns a group's outcome, the width that shows it, its error there, and what is allowed.
 
         Args:
             group: Names of the layers.
             errors: Errors of the compiled code, by width.
-            eager: The same of eager code, unless an error of the compiled code is small.
+            eager: The same of eager code; empty if an error of the compiled code is small.
         """
         allowed = self._allowed(group)
-        if eager is None:
-            width = min(errors, key=lambda width: abs(errors[width]))
-            return Outcome.OK, width, errors[width], allowed
-        # The same weights, batch and random numbers make the same function, so what is not smooth in it cancels.
-        judged = dict(errors) if self._draws else {width: error - eager.get(width, 0.0) for width, error in errors.items()}
-        if not self._draws and self._is_small(group, judged):
+        judged = errors
+        if eager and not self._draws:  # the same function of the same weights, so what is not smooth in it cancels
+            judged = {width: error - eager[width] for width, error in errors.items()}
+        if self._is_small(group, judged):
             width = min(judged, key=lambda width: abs(judged[width]))
             return Outcome.OK, width, judged[width], allowed
         plateau = _plateau(judged, allowed)
-        if plateau is not None and abs(judged[max(plateau)]) > FLOOR_MARGIN * abs(eager.get(max(plateau), 0.0)):
+        if plateau is not None and abs(judged[max(plateau)]) > FLOOR_MARGIN * abs(eager[max(plateau)]):
             return Outcome.WRONG, max(plateau), judged[max(plateau)], allowed
         limits = {width: max(allowed, GROUP_MARGIN * abs(floor)) for width, floor in eager.items()}
         for width in sorted(limits, key=limits.__getitem__):
