@@ -15,7 +15,7 @@ from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.pareto import Losses
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.search.candidates import Candidates, Untried, is_number
+from orchestrator.search.candidates import Candidates, Untried, ordered_numbers
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,13 +90,10 @@ class Lfbo:
 
 
 def features(candidates: Candidates) -> Floats:
-    """Returns one row per candidate: a column for each numeric field, and one for each value of the others."""
+    """Returns one row per candidate: a column for each field's numbers if they are ordered, and one for each other value."""
     columns: list[Floats] = []
     for values, codes in zip(candidates.values, candidates.codes.T, strict=True):
-        numbers = [float(value) if is_number(value) else -1.0 for value in values]
-        if sum(map(is_number, values)) > 2:
-            columns.append(np.array(numbers)[codes])
-        columns += [
-            (codes == code).astype(np.float64) for code, value in enumerate(values) if not is_number(value) or len(values) < 3
-        ]
+        if numbers := ordered_numbers(values):
+            columns.append(np.array([numbers.get(code, -1.0) for code in range(len(values))])[codes])
+        columns += [(codes == code).astype(np.float64) for code in range(len(values)) if code not in numbers]
     return np.stack(columns, axis=1) if columns else np.zeros((len(candidates), 1))

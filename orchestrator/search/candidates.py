@@ -112,15 +112,20 @@ def _likeness(values: Sequence[str]) -> Floats:
     """Returns the likeness of a field's values. Numbers are alike by how many of the field's other numbers lie between them."""
     found = np.zeros((len(values) + 1, len(values) + 1))
     found[:-1, :-1] = np.eye(len(values))
-    numbers = {code: float(value) for code, value in enumerate(values) if is_number(value)}
-    if len(numbers) > 2:
+    if numbers := ordered_numbers(values):
         codes = sorted(numbers, key=lambda code: numbers[code])
         rank = np.arange(len(codes)) / (len(codes) - 1)
         found[np.ix_(codes, codes)] = np.exp(-np.abs(rank[:, None] - rank[None, :]) / _REACH)
     return found
 
 
-def is_number(value: str) -> bool:
+def ordered_numbers(values: Sequence[str]) -> dict[int, float]:
+    """Returns the numbers among a field's values by their codes; empty for fewer than three, whose order says nothing."""
+    numbers = {code: float(value) for code, value in enumerate(values) if _is_number(value)}
+    return numbers if len(numbers) > 2 else {}
+
+
+def _is_number(value: str) -> bool:
     """Tells whether a field's value, as a key spells it, is a finite number."""
     try:
         return math.isfinite(float(value))

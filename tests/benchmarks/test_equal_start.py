@@ -12,6 +12,7 @@ from benchmarks.search.methodology_score import Space, score
 from benchmarks.search.public_tables import read_csv_table
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
 
 LINES = ["block,unroll,pad,time_ms,compile_s,total_s"] + [
     f"{block},{unroll},{pad},{'' if block == 16 else 100 / block + unroll + pad},{1 + unroll / 10},{2 + pad}"
@@ -64,6 +65,16 @@ def test_the_baseline_of_trees_prefers_what_is_better_and_quick(kernels: Path) -
     by_speed = sorted(found, key=lambda key: table.rows[key]["samples_per_s"] or 0.0)
     failing, best = (statistics.mean(map(found.index, keys)) for keys in (by_speed[:8], by_speed[-8:]))
     assert best < failing - 5
+
+
+def test_the_trees_tell_all_values_of_every_field_apart(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn, of the extra bench")
+    from benchmarks.search.lfbo import features
+    from orchestrator.search.candidates import Candidates
+
+    settings = [f"scope=full,workload.group_window={size}" if size else "scope=full" for size in ("", 20, 100)]
+    rows = features(Candidates([CompileSettings.parse(one) for one in settings]))
+    assert len({tuple(row) for row in rows}) == 3
 
 
 def _written(path: Path, text: str) -> Path:
