@@ -1,4 +1,4 @@
-"""Scratch folders of a sweep. A driver that is killed cannot remove its own; the next one on the same host does.
+"""Scratch folders of a sweep. A driver that is killed cannot remove its own; its reaper or the next sweep on the host does.
 
 The process that uses a folder holds a lock on it, which ends with the process even in another container. Each folder contains a
 marker file, written after the lock is taken and removed last, because a matching name alone does not show that the folder is
@@ -8,6 +8,7 @@ ours.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -38,7 +39,7 @@ def scratch_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
         base: Parent folder; by default the one for temporary files.
     """
     base = base or Path(tempfile.gettempdir())
-    _remove_abandoned(prefix, base)
+    remove_abandoned(prefix, base)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True) as folder:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -88,12 +89,21 @@ def compile_cache_env(folder: Path) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
-def _remove_abandoned(prefix: str, base: Path) -> None:
-    for folder in base.glob(f"{prefix}*"):
+def remove_abandoned(prefix: str, base: Path, older_than_s: float | None = None) -> None:
+    """Removes folders that killed processes left behind; folders that are in use stay.
+
+    Args:
+        prefix: Start of the folders' names, or a whole name.
+        base: Parent folder.
+        older_than_s: Age in seconds that a folder must have; by default a minute.
+    """
+    least_s = _ABANDONED_AFTER_S if older_than_s is None else older_than_s
+    for folder in base.glob(f"{glob.escape(prefix)}*"):
         try:
             status = folder.lstat()
-            is_old = time.time() - status.st_ctime > _ABANDONED_AFTER_S
-            if not (re.fullmatch(r"[a-z0-9_]{8}", folder.name.removeprefix(prefix)) and is_old and status.st_uid == os.getuid()):
+            is_old = time.time() - status.st_ctime >= least_s
+            is_named_so = re.fullmatch(r"([a-z0-9_]{8})?", folder.name.removeprefix(prefix))
+            if not (is_named_so and is_old and status.st_uid == os.getuid()):
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:

@@ -1,9 +1,9 @@
 """Enforces deadlines, cleans up after dead workers, and reads from their logs why they died.
 
 Background: every process of a trial's worker inherits a marker in its environment. When the worker is gone, no matter how it
-ended, the reaper, a small process next to it, kills every process that still carries the marker (compile workers, compilers)
-and removes the worker's scratch folder. Until then it keeps the log from filling the disk (`log_bounds.py`). If the kernel's
-out-of-memory killer was active, the reaper says so in the trial's log.
+ended, the reaper, a small process next to it, kills every process that still carries the marker (compile workers, compilers) or
+is in the Unix session that the worker led, and removes the worker's scratch folder. Until then it keeps the log from filling the
+disk (`log_bounds.py`). If the kernel's out-of-memory killer was active, the reaper says so in the trial's log.
 Deadlines inside the worker use `faulthandler`, which does not need the GIL: it also ends a compiler that is stuck in C++, and
 writes the stacks of all threads to the log.
 
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ ATTEMPT_MARKER = "COMPILE_SWEEP_ATTEMPT"
 """Environment variable that identifies the attempt a process belongs to."""
 
 SESSION_MARKER = "COMPILE_SWEEP_SESSION"
-"""Environment variable that identifies the local Ray session a process belongs to. The reaper has neither: it outlives both."""
+"""Environment variable that identifies the local Ray session a process belongs to. Reapers have neither: they outlive both."""
 
 _POLL_S = 0.2
 _OOM_WINDOW_POLLS = 10
@@ -131,41 +131,66 @@ def start_reaper(scratch: Path) -> None:
     marker = os.environ.get(ATTEMPT_MARKER)
     if not marker:
         raise RuntimeError(f"{ATTEMPT_MARKER} is not set, so this process's children could not be identified")
-    environment = {name: value for name, value in os.environ.items() if name not in (ATTEMPT_MARKER, SESSION_MARKER)}
     mine = os.getpid()
     started = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.guard.watchdog", str(mine), _start_time(mine) or "", marker, str(scratch)],
-        env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**unmarked_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
     threading.Thread(target=started.wait, name="starts-the-reaper", daemon=True).start()  # it forks and exits at once, see below
 
 
-def kill_marked(marker: str, variable: str = ATTEMPT_MARKER) -> int:
-    """Kills every process on this host that carries the marker; returns their number."""
+def unmarked_environment() -> dict[str, str]:
+    """Returns this process's environment without the markers, for a process that outlives what they identify."""
+    return {name: value for name, value in os.environ.items() if name not in (ATTEMPT_MARKER, SESSION_MARKER)}
+
+
+def kill_marked(marker: str, variable: str = ATTEMPT_MARKER, sessions: Collection[int] = ()) -> int:
+    """Kills every process on this host that `find_marked` finds; returns their number."""
     killed = 0
-    for process in find_marked(marker, variable):
+    for process in find_marked(marker, variable, sessions):
         with suppress(OSError):  # the process has ended
             os.kill(process, signal.SIGKILL)
             killed += 1
     return killed
 
 
-def find_marked(marker: str, variable: str = ATTEMPT_MARKER) -> list[int]:
-    """Returns the IDs of the processes on this host that carry the marker, without this one."""
+def find_marked(marker: str, variable: str = ATTEMPT_MARKER, sessions: Collection[int] = ()) -> list[int]:
+    """Returns the IDs of the processes on this host that carry the marker or are in one of the Unix sessions, without this one.
+
+    Args:
+        marker: Value of the environment variable.
+        variable: Name of the environment variable.
+        sessions: IDs of Unix sessions. They also identify processes that have overwritten their environment block with a title,
+            as `setproctitle` does.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):  # the process has ended or belongs to another user
-            if f"{variable}={marker}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            state, _, _, session = _status_fields(entry)[:4]
+            if state in "ZX":
+                continue
+            if int(session) in sessions or f"{variable}={marker}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
 
 
+def sessions_led_by(processes: Collection[int]) -> frozenset[int]:
+    """Returns the Unix sessions whose leader is one of the processes; their members were all started by it."""
+    leaders = set()
+    for process in processes:
+        with suppress(OSError):  # the process has ended
+            if os.getsid(process) == process:
+                leaders.add(process)
+    return frozenset(leaders)
+
+
 def _reap(watched: int, started_at: str, marker: str, scratch: Path) -> None:
     kills = deque([_oom_kills()], maxlen=_OOM_WINDOW_POLLS)
+    sessions = sessions_led_by([watched])
     while _start_time(watched) == started_at:
         time.sleep(_POLL_S)
         kills.append(_oom_kills())
@@ -173,7 +198,7 @@ def _reap(watched: int, started_at: str, marker: str, scratch: Path) -> None:
     if killed := kills[-1] - kills[0]:
         print(f"{OOM_NOTE} {killed} process{'es' if killed > 1 else ''} of this host as the worker went", flush=True)
     give_up = time.monotonic() + _KILL_AGAIN_S
-    while kill_marked(marker) or time.monotonic() < give_up:
+    while kill_marked(marker, sessions=sessions) or time.monotonic() < give_up:
         time.sleep(_POLL_S)
     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -190,11 +215,16 @@ def _oom_kills() -> int:
 def _start_time(process: int) -> str | None:
     """Returns when a process started, in kernel ticks, which identifies it if its ID is reused; None once it is gone."""
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            state, *others = file.read().rpartition(")")[2].split()  # the name may contain spaces and parentheses
+        state, *others = _status_fields(Path(f"/proc/{process}"))
     except OSError:
         return None
     return None if state in "ZX" else others[18]
+
+
+def _status_fields(process: Path) -> list[str]:
+    """Returns the fields of a process's `stat` after its name: state, parent, process group, session and so on."""
+    text = (process / "stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()  # the name may contain spaces and parentheses
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from types import FrameType
 from compile_sweep.schema.errors import SessionError
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import scratch_folder
-from orchestrator.guard.watchdog import SESSION_MARKER, find_marked, kill_marked
+from orchestrator.guard.session_reaper import session_reaper
+from orchestrator.guard.watchdog import SESSION_MARKER
 
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # otherwise a local session listens on this host's outside address
@@ -47,7 +48,8 @@ _OF_A_LOCAL_SESSION = {
 }
 
 _LEAVING_S = 5.0
-"""Seconds that Ray's processes may take to end after the session."""
+"""Seconds that Ray's processes may take to end after the session. One that is exiting can wait forever for a lock that it holds
+itself, where Ray's core gives up its publisher (ray 2.60), and nothing else ends it."""
 
 _SAME_S = 1.0
 """Seconds within which a second signal counts as the first: `timeout` signals both the command and its process group."""
@@ -112,7 +114,8 @@ def _connect(own: ExitStack) -> None:
             _refuse_elsewhere(address)
             return
         folder = own.enter_context(_own_folder())
-        session = own.enter_context(_nothing_left())
+        session = uuid.uuid4().hex
+        reaper = own.enter_context(session_reaper(session, Path(folder), _LEAVING_S))
         # The equivalent of the variable above, for a process that has imported Ray already.
         ray_constants.ENABLE_RAY_CLUSTER = False
         with (
@@ -131,6 +134,7 @@ def _connect(own: ExitStack) -> None:
                 _node_ip_address="127.0.0.1",
                 _temp_dir=folder,
             )
+        reaper.session_is_up()
     except SessionError:
         raise
     except Exception as error:  # Ray's errors have no common class, and the message of some is just "Exception"
@@ -183,23 +187,6 @@ def _refuse_elsewhere(address: str) -> None:
             f"the sweep has to run on the head of the cluster at {address}, {head}, and this is another of its hosts; submit it "
             "with `ray job submit`, which starts it there"
         )
-
-
-@contextmanager
-def _nothing_left() -> Iterator[str]:
-    """Ends what Ray started in the block and left behind, found by the marker that this yields; other children stay.
-
-    Ray's processes end with their session. But one that is exiting can wait forever for a lock that it holds itself, where Ray's
-    core gives up its publisher (ray 2.60), and nothing else ends it.
-    """
-    session = uuid.uuid4().hex
-    try:
-        yield session
-    finally:
-        ends_at = time.monotonic() + _LEAVING_S
-        while find_marked(session, SESSION_MARKER) and time.monotonic() < ends_at:
-            time.sleep(0.1)
-        kill_marked(session, SESSION_MARKER)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class Arena:
     output: Path = field(init=False)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     _shared_before: set[Path] = field(default_factory=set, init=False)
+    _sessions: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self.output = self.folder / "sweep"
@@ -139,11 +140,21 @@ class Arena:
         return min(after, default=None)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this arena's sweeps."""
+        """Every process of this arena's sweeps, by its environment, and by its Unix session if an earlier call saw the leader.
+
+        Two of Ray's agents overwrite their environment with a title.
+        """
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get(RUN) == self.run_id and process.status() != psutil.STATUS_ZOMBIE:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                session = os.getsid(process.pid)
+                if process.environ().get(RUN) == self.run_id:
+                    found.append(process)
+                    if session == process.pid:
+                        self._sessions.add(session)
+                elif session in self._sessions:
                     found.append(process)
         return found
 

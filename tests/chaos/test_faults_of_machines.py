@@ -87,6 +87,7 @@ def test_a_killed_driver_leaves_nothing_and_what_it_recorded_is_gone_on_from(are
     arena = arenas({2: FOREVER})
     running = arena.start(*USUAL, "--settings", *map(setting, (0, 2, 1)))
     when(lambda: arena.has_begun(2) or running.poll() is not None)
+    assert arena.processes()  # remembers their Unix sessions
     running.kill()
     running.communicate(timeout=60)
     gone_s = arena.check_nothing_is_left()

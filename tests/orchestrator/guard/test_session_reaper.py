@@ -1,0 +1,97 @@
+"""What a killed driver leaves of a local Ray session is gone within seconds, also what has overwritten its environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from samples import REPOSITORY, wait_until
+
+GONE_WITHIN_S = 10
+
+DRIVER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from orchestrator.guard.scratch_folders import scratch_folder
+from orchestrator.guard.session_reaper import session_reaper
+from orchestrator.guard.watchdog import SESSION_MARKER
+RAYLET = '''
+import subprocess, sys, time
+agent = subprocess.Popen(["sleep", "600"], env={})  # as if it had overwritten its environment
+print(agent.pid, flush=True)
+time.sleep(600)
+'''
+with scratch_folder("ray-", Path(sys.argv[1])) as folder, session_reaper("mine", folder, 0.5) as reaper:
+    raylet = subprocess.Popen([sys.executable, "-c", RAYLET], env={**os.environ, SESSION_MARKER: "mine"}, stdout=subprocess.PIPE,
+                              start_new_session=True, text=True)
+    agent = raylet.stdout.readline().strip()
+    if sys.argv[2] != "starting":
+        reaper.session_is_up()
+    watcher = next(one for one in os.listdir("/proc") if one.isdigit() and int(one) not in (os.getpid(), raylet.pid)
+                   and b"session_reaper\\0mine" in Path("/proc", one, "cmdline").read_bytes())
+    print(raylet.pid, agent, watcher, folder, flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Driver(NamedTuple):
+    process: subprocess.Popen[str]
+    raylet: int
+    agent: int
+    reaper: int
+    folder: Path
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path), getattr(request, "param", "up")],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    raylet, agent, reaper, folder = process.stdout.readline().split()
+    made = Driver(process, int(raylet), int(agent), int(reaper), Path(folder))
+    yield made
+    process.kill()
+    process.communicate()
+    for left in filter(_runs, (made.raylet, made.agent, made.reaper)):
+        psutil.Process(left).kill()
+
+
+def _runs(process: int) -> bool:
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("driver", ["up", "starting"], indirect=True)
+def test_what_a_killed_driver_leaves_is_gone_with_its_folder(driver: Driver) -> None:
+    assert os.getsid(driver.reaper) == driver.reaper  # signals to the driver's process group or terminal do not reach it
+    stranger = subprocess.Popen(["sleep", "600"])
+    wait_until(lambda: "select" in Path(f"/proc/{driver.reaper}/maps").read_text(), 20)  # it has imported what it needs
+    driver.process.kill()
+    driver.process.wait()
+    try:
+        wait_until(lambda: not any(map(_runs, (driver.raylet, driver.agent, driver.reaper))), GONE_WITHIN_S)
+        assert not driver.folder.exists()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_driver_that_ends_kills_what_is_left_itself_and_the_reaper_ends(driver: Driver) -> None:
+    assert driver.process.stdin is not None
+    driver.process.stdin.write("\n")
+    driver.process.stdin.flush()
+    driver.process.wait(timeout=20)
+    assert not _runs(driver.agent)
+    wait_until(lambda: not any(map(_runs, (driver.raylet, driver.reaper))), GONE_WITHIN_S)
+    assert not driver.folder.exists()
