@@ -7,11 +7,14 @@ cross-attention, vocabulary 1024, about 201 M parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.vit.modeling_vit import ViTAttention, eager_attention_forward
 
 from workloads.captioning.captions import END, PAD, SOURCE_LENGTHS, START, TINY_LENGTHS, LengthDistribution
 
@@ -63,10 +66,50 @@ class CaptionLoss(nn.Module):
         return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_TOKEN)
 
 
-class CaptioningModel(nn.Module):
-    """Encoder, decoder and loss as one module whose forward returns the loss."""
+class AutocastDropout(nn.Dropout):
+    """Dropout whose output has the dtype of autocast."""
 
-    def __init__(self, size: CaptioningSize) -> None:
+    def forward(self, input: Tensor) -> Tensor:
+        return _in_autocast_dtype(super().forward(input))
+
+
+class AutocastLayerNorm(nn.LayerNorm):
+    """Layer normalization whose output has the dtype of autocast, in which torch itself leaves it in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _in_autocast_dtype(super().forward(input))
+
+
+def _in_autocast_dtype(values: Tensor) -> Tensor:
+    device = values.device.type
+    return values.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else values
+
+
+class MergedAttention(ViTAttention):
+    """ViT's attention with queries, keys and values from one matrix product; the parameters stay apart."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Maps (batch, length, width) to the same shape."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        weight, bias = (torch.cat([getattr(one, name) for one in projections]) for name in ("weight", "bias"))
+        merged = linear(hidden_states, weight, bias).unflatten(-1, (3, -1, self.head_dim))
+        query, key, value = (part.transpose(1, 2) for part in merged.unbind(2))
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return self.o_proj(mixed.flatten(2)), weights
+
+
+class CaptioningModel(nn.Module):
+    """Encoder, decoder and loss as one module whose forward returns the loss.
+
+    Args:
+        size: Dimensions.
+        merges_qkv: Whether ViT's attention computes queries, keys and values in one matrix product.
+        casts_residual: Whether the sums that blocks add to, the residual stream, have the dtype of autocast instead of float32.
+    """
+
+    def __init__(self, size: CaptioningSize, *, merges_qkv: bool = False, casts_residual: bool = False) -> None:
         super().__init__()
         encoder = ViTModel(
             ViTConfig(
@@ -104,6 +147,14 @@ class CaptioningModel(nn.Module):
                 if hasattr(module, "config"):
                     module.config = half.config
         self.loss = CaptionLoss()
+        if merges_qkv:
+            for module in encoder.modules():
+                if isinstance(module, ViTAttention):
+                    module.__class__ = MergedAttention
+        if casts_residual:
+            encoder.embeddings.dropout = AutocastDropout(encoder.embeddings.dropout.p)
+            encoder.layernorm = AutocastLayerNorm(encoder.layernorm.normalized_shape, eps=encoder.layernorm.eps)
+            decoder.transformer.drop = AutocastDropout(decoder.transformer.drop.p)
 
     def forward(self, pixel_values: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, labels: Tensor) -> Tensor:
         """Returns the scalar mean loss.
@@ -124,8 +175,8 @@ class CaptioningModel(nn.Module):
         return loss
 
 
-def build_captioning_model(size: CaptioningSize, seed: int) -> CaptioningModel:
+def build_captioning_model(size: CaptioningSize, seed: int, **variations: bool) -> CaptioningModel:
     """Builds the model on the CPU in training mode; equal seeds give equal weights, and the global random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return CaptioningModel(size).train()
+        return CaptioningModel(size, **variations).train()

@@ -39,11 +39,15 @@ from transformers import AttentionInterface
 
 
 class Captioning(Workload):
-    """ViT + GPT-2 on synthetic images and captions."""
+    """ViT + GPT-2 on synthetic images and captions; how q, k and v are computed and the residual stream's dtype may vary."""
 
     sizes = tuple(CAPTIONING_SIZES)
     convolutional = False
-    options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
+    options: ClassVar[Mapping[str, Option]] = {
+        "batch_size": int,
+        "qkv": ("separate", "merged"),
+        "residual": ("float32", "autocast"),
+    }
 
     def __init__(self, size: str = "base", seed: int = 0) -> None:
         super().__init__(size, seed)
@@ -56,7 +60,11 @@ class Captioning(Workload):
 
     def build_model(self) -> nn.Module:
         if self._untrained is None:  # a trial needs six models, and drawing 200 million weights takes seconds each time
-            self._untrained = build_captioning_model(self.dimensions, self.seed)
+            variations = {
+                "merges_qkv": self.chosen["qkv"] == "merged",
+                "casts_residual": self.chosen["residual"] == "autocast",
+            }
+            self._untrained = build_captioning_model(self.dimensions, self.seed, **variations)
         return deepcopy(self._untrained)
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
