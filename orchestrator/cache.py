@@ -26,6 +26,7 @@ from rich.table import Table
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import CacheError, SettingsError
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
 from orchestrator.artifacts.explain import Side, explain, nearest, sentences
@@ -253,7 +254,7 @@ def three_lines(file: str) -> str:
 def _import(options: ImportOptions) -> int:
     try:
         settings = CompileSettings.parse(options.settings)
-        content = options.file.read_bytes()
+        content = read_regular(options.file)
     except SettingsError as error:
         raise CacheError(f"--settings {options.settings}: {error}") from None
     except OSError as error:
@@ -323,7 +324,7 @@ def _side(name: str, manifests: Sequence[Manifest], store: ArtifactStore) -> Sid
     if not _is_file(name):
         return Side.of(_find(manifests, name, store), name)
     try:
-        values = json.loads(Path(name).read_text(encoding="utf-8"))
+        values = json.loads(read_regular(Path(name)))
         facts = {str(component): str(value) for component, value in values.items()}
         "".join((*facts, *facts.values())).encode()  # raises an error if it cannot be printed
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -41,6 +41,7 @@ from analysis.page.verdict import cautions, front_list, none_usable
 from analysis.recommend import Recommendation, recommend, tiles, verdict
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.record import SWEEP_FILE
 
 RERUN_FILE, COMPARISON_FILE = "best.json", "compare.html"
@@ -73,7 +74,7 @@ def what_next(folder: Path) -> Next:
 
 def _best(folder: Path) -> Best | None:
     try:
-        told = json.loads((folder / RERUN_FILE).read_text(encoding="utf-8"))
+        told = json.loads(read_regular(folder / RERUN_FILE))
         return Best(
             settings_label=text(told["settings_label"]) or "",
             sentence=text(told["sentence"]) or "",

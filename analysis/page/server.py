@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from analysis.page.page import LINKED, report_page
 from analysis.page.table import read_end
 from compile_sweep.schema.errors import CompileSweepError, SweepFolderError
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 
 ADDRESS = "127.0.0.1"
@@ -181,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.server.folder / name
         try:
             if path.resolve().parent == self.server.folder.resolve():
-                self._answer(HTTPStatus.OK, path.read_text(encoding="utf-8", errors="replace"), LINKED[name], policy=_INERT)
+                self._answer(HTTPStatus.OK, read_regular(path).decode("utf-8", "replace"), LINKED[name], policy=_INERT)
                 return
         except OSError:
             pass

@@ -71,7 +71,7 @@ def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """
     line = unsealed(line)
     try:
-        values = json.loads(line, parse_constant=_refuse, parse_int=_integer)
+        values = json.loads(line, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise RecordsError(f"not a whole JSON object ({error})") from None
     if not isinstance(values, dict):
@@ -224,6 +224,19 @@ class Tail(Generic[Record]):
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
 
 
+def read_regular(path: Path) -> bytes:
+    """Reads a file that must be a regular one: reading a pipe would block, and a device may have no end.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read()
+
+
 def _opened(path: Path, flags: int) -> int:
     """Opens the log. Does not block on a pipe, as `open` would.
 
@@ -297,9 +310,9 @@ def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], w
         try:
             yield parse(line)
         except RecordsError as error:
+            intact = f"the {number - 1} before it are intact, and " if number > 1 else ""
             raise RecordsError(
-                f"{path} line {number} is not a {what} record: {error}; the {number - 1} before it are intact, "
-                f"and its {what} runs again once the line is removed"
+                f"{path} line {number} is not a {what} record: {error}; {intact}its {what} runs again once the line is removed"
             ) from None
 
 
@@ -334,6 +347,14 @@ def _integer(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= (found := int(digits)) < 2**63:
         raise ValueError(f"an integer of {len(digits)} digits")
     return found
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return values
 
 
 def _refuse(constant: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -619,11 +619,13 @@ def read(folder: Path) -> list[TrialRecord]:
 
     Raises:
         RecordsError: A line is not a whole record, cannot be true, repeats the trial_id of an earlier line, or is of another
-            workload than the sweep; the message says which.
+            workload or environment than the sweep; the message says which.
     """
     path = folder / TRIALS_FILE
     found = journal.read(path, TrialRecord.from_json, TrialRecord.what)
-    config = _sweep_config(folder)
+    sweep = _sweep(folder)
+    config = sweep.get("config", {})
+    environment = _environment_of_all(found, sweep)
     line_of: dict[str, int] = {}
     for number, record in enumerate(found, start=1):
         if (first := line_of.setdefault(record.trial_id, number)) != number:
@@ -637,6 +639,12 @@ def read(folder: Path) -> list[TrialRecord]:
                     f"{path} line {number} is not a record of this sweep: its {name} is {quote_value(theirs)}, and the sweep's "
                     f"is {quote_value(ours)}; remove the line"
                 )
+        if environment is not None and record.environment_key not in (None, environment):
+            raise RecordsError(
+                f"{path} line {number} was measured in another environment than the sweep (environment_key "
+                f"{quote_value(record.environment_key)} instead of {environment}), so their figures cannot be compared; remove "
+                "the line"
+            )
     return found
 
 
@@ -678,14 +686,24 @@ def _settings(values: Any) -> dict[str, Any]:
     return CompileSettings.from_dict(values).to_dict()
 
 
-def _sweep_config(folder: Path) -> Mapping[str, Any]:
-    """Returns the configuration in `sweep.json`; empty if it cannot be read, which its own readers report."""
+def _environment_of_all(found: Sequence[TrialRecord], sweep: Mapping[str, Any]) -> str | None:
+    """Returns the environment in which all trials must have been measured; None if the hosts of a cluster may differ."""
+    key = sweep.get("environment_key")
+    if not isinstance(key, str) or sweep.get("cluster") is True:
+        return None
+    # earlier versions did not write down whether a sweep ran in a cluster, whose head need not measure anything itself
+    ran_here = sweep.get("cluster") is False or any(record.environment_key == key for record in found)
+    return key if ran_here else None
+
+
+def _sweep(folder: Path) -> Mapping[str, Any]:
+    """Returns what `sweep.json` says; empty if it cannot be read, which its own readers report."""
     try:
         path = folder / SWEEP_FILE
-        config = json.loads(path.read_bytes())["config"] if path.is_file() else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        values = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
-    return config if isinstance(config, dict) else {}
+    return values if isinstance(values, dict) and isinstance(values.get("config", {}), dict) else {}
 
 
 def why_impossible(record: AttemptRecord) -> str | None:

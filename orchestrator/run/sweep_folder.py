@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,7 +99,9 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
             redact.redact_logs(logs)
     runs = [*before.get("runs", []), {"started_at": before["started_at"], "commit": before["environment"].get("commit")}]
     with _in_a_sentence(folder):
-        write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs))
+        described = _described(config, environment, commit, runs)
+        described["cluster"] |= before.get("cluster") is True
+        write_json(folder / record.SWEEP_FILE, described)
     return done
 
 
@@ -131,25 +133,12 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
                 f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
                 "so name another --output"
             )
-    done = record.read(folder)
-    if not (os.environ.get("RAY_ADDRESS") or only_drives(config, environment)):  # hosts of a cluster may differ
-        _refuse_records_from_elsewhere(folder, done, environment)
-    return done
+    return record.read(folder)
 
 
 def _without_missing(value: Any) -> Any:
     """Returns the value without the null members of an object, which a sweep of an older version may not have written."""
     return {name: member for name, member in value.items() if member is not None} if isinstance(value, dict) else value
-
-
-def _refuse_records_from_elsewhere(folder: Path, done: Sequence[record.TrialRecord], environment: Environment) -> None:
-    for number, trial in enumerate(done, start=1):
-        if trial.environment_key not in (None, environment.key):
-            raise SweepFolderError(
-                f"{folder / record.TRIALS_FILE} line {number} was measured in another environment (environment_key "
-                f"{quote_value(trial.environment_key)}, and here {environment.key}), so it cannot count as done; remove the "
-                "line, or name another --output"
-            )
 
 
 def only_drives(config: SweepConfig, environment: Environment) -> bool:
@@ -230,6 +219,7 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
         "seed": config.seed,
         "environment": {**environment.to_dict(), "commit": commit},
         "environment_key": environment.key,
+        "cluster": bool(os.environ.get("RAY_ADDRESS")),
         "started_at": now(),
         "planned": [] if config.search.searcher else [setting.key for setting in config.settings],
         "runs": runs,

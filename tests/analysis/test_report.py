@@ -267,3 +267,10 @@ def test_the_page_has_three_parts_that_its_contents_name_in_order(report_on: Rep
     places = [page.index(f'id="{name}"') for name in linked]
     assert len(linked) > 10
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["best.json", "best.py", "report.html"])
+def test_a_pipe_beside_the_records_does_not_hang_a_report(make_sweep: MakeSweep, name: str) -> None:
+    folder = make_sweep([trial("scope=eager,padding=max", 500, 0)])
+    os.mkfifo(folder / name)
+    assert "<html" in analysis.write_report(folder).read_text()

@@ -174,7 +174,7 @@ def test_a_page_shows_hostile_text_as_text(folder: Path) -> None:
     marked = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>'
     sweep = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
     names = {"workload": marked, "size": marked}  # like the sweep's, since a record of another workload is not read
-    (folder / SWEEP_FILE).write_text(json.dumps(sweep | {"config": sweep["config"] | names}), encoding="utf-8")
+    (folder / SWEEP_FILE).write_text(json.dumps(sweep | {"config": sweep["config"] | names, "cluster": True}), encoding="utf-8")
     lines = []
     for number, hostile in enumerate((*HOSTILE, marked)):
         chosen = SETTINGS[number % len(SETTINGS)]

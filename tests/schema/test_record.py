@@ -239,6 +239,25 @@ def test_a_record_of_another_workload_is_refused_rather_than_counted(tmp_path: P
         read(tmp_path)
 
 
+@pytest.mark.parametrize("cluster", [{}, {"cluster": False}])
+def test_a_record_of_another_environment_is_refused_rather_than_counted(tmp_path: Path, cluster: dict[str, bool]) -> None:
+    (tmp_path / SWEEP_FILE).write_text(json.dumps({"environment_key": "here", **cluster}))
+    append(tmp_path, record("1", environment_key="here"))
+    append(tmp_path, record("2", environment_key=None))  # it failed before a worker could say where it ran
+    assert len(read(tmp_path)) == 2
+    append(tmp_path, record("3", environment_key="elsewhere"))
+    with pytest.raises(RecordsError, match=r"line 3 was measured in another environment .*'elsewhere' instead of here.*remove"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("sweep", [{"environment_key": "head", "cluster": True}, {"environment_key": "head"}, {}])
+def test_hosts_of_a_cluster_may_have_different_environments(tmp_path: Path, sweep: dict[str, object]) -> None:
+    (tmp_path / SWEEP_FILE).write_text(json.dumps(sweep))
+    for name in ("one", "other"):
+        append(tmp_path, record(name, environment_key=name))
+    assert len(read(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("sweep", ["", "[]", "{", '{"config": 5}', "null"])
 def test_records_beside_a_damaged_sweep_json_are_read(tmp_path: Path, sweep: str) -> None:
     (tmp_path / SWEEP_FILE).write_text(sweep)
@@ -479,7 +498,7 @@ def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_
     append(tmp_path, record("1"))
     log = tmp_path / TRIALS_FILE
     log.write_text(log.read_text().replace('"wall_s":61.5', '"wall_s":62.5'))
-    with pytest.raises(RecordsError, match="line 1 is not a trial record: its checksum does not match"):
+    with pytest.raises(RecordsError, match=r"line 1 is not a trial record: its checksum does not match"):
         read(tmp_path)
     log.write_text(record("1", wall_s=62.5).to_json() + "\n")  # as an older version wrote it
     assert read(tmp_path)[0].wall_s == 62.5
@@ -601,3 +620,12 @@ def test_an_attempt_that_the_machines_ended_counts_only_where_there_is_no_other(
     assert standing([cold, lost]) == standing([lost, cold]) == {SETTINGS.key: cold}
     assert standing([warm, lost]) == standing([lost, warm]) == {SETTINGS.key: warm}
     assert standing([lost, lost_again]) == {SETTINGS.key: lost_again}
+
+
+def test_a_line_that_names_a_field_twice_is_refused(tmp_path: Path) -> None:
+    line = record("1").to_json()
+    (tmp_path / TRIALS_FILE).write_text(line[:-1] + ',"reason":"","reason":"x"}\n')
+    with pytest.raises(
+        RecordsError, match=r"line 1 is not a trial record: .*'reason' stands there twice.*; its trial runs again"
+    ):
+        read(tmp_path)

@@ -61,6 +61,7 @@ def test_a_new_sweep_makes_the_folder_with_what_it_is_and_an_empty_log(tmp_path:
     assert values["environment"] == {**H200.to_dict(), "commit": "c0ffee"}
     assert values["environment_key"] == H200.key
     assert values["runs"] == []
+    assert values["cluster"] is False
     assert values["started_at"].endswith("+00:00")
     assert (folder / TRIALS_FILE).read_bytes() == b""
     assert (folder / sweep_folder.LOGS).is_dir()
@@ -162,14 +163,22 @@ def test_figures_of_another_environment_are_not_added(begun: Path, name: str, va
     assert contents(begun) == before
 
 
-def test_a_record_from_another_environment_is_not_counted_as_done(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_from_another_environment_is_not_counted_as_done(begun: Path) -> None:
     append(begun, dataclasses.replace(eager_done(), trial_id="002-elsewhere", environment_key="deadbeef"))
     before = contents(begun)
-    with pytest.raises(SweepFolderError, match=r"line 2 was measured in another environment .*'deadbeef'"):
+    with pytest.raises(RecordsError, match=r"line 2 was measured in another environment .*'deadbeef'"):
         resume(begun, config(), H200, None)
     assert contents(begun) == before
-    monkeypatch.setenv("RAY_ADDRESS", "a-cluster:6379")  # a cluster's hosts may differ
-    assert len(resume(begun, config(), H200, None)) == 2
+
+
+def test_records_of_a_cluster_may_be_from_hosts_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "a-cluster:6379")
+    begin(tmp_path, config(), H200, None)
+    append(tmp_path, dataclasses.replace(eager_done(), environment_key="deadbeef"))
+    assert len(resume(tmp_path, config(), H200, None)) == 1
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert len(resume(tmp_path, config(), H200, None)) == 1
+    assert sweep_json(tmp_path)["cluster"] is True
 
 
 def test_a_second_driver_is_kept_out_until_the_first_has_ended(begun: Path) -> None:
