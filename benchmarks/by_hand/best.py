@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from compile_sweep.schema.settings import CompileSettings
 Batch = dict[str, Tensor]
 Way = Mapping[str, Any]
 """`compile`: arguments of `torch.compile` for model and loss; `optimizer`: fused or compiled; `channels_last`; `cudnn`;
-`batches`: settings that say how captions are batched and attended to."""
+`one_graph`: forward, backward and optimizer as one CUDA graph for each shape; `batches`: settings that say how captions are
+batched and attended to."""
 
 GRAPHS = {"mode": "reduce-overhead"}
 TUNED = {"options": {"max_autotune": True, "triton.cudagraphs": True}}  # without the coordinate descent of mode=max-autotune
@@ -48,6 +49,7 @@ COMPILED: Mapping[str, Way] = {
     "CUDA graphs, fused": {"compile": GRAPHS, "optimizer": "fused"},
     "CUDA graphs, compiled optimizer": {"compile": GRAPHS, "optimizer": "compiled"},
     "CUDA graphs, fused, tuned": {"compile": TUNED, "optimizer": "fused"},
+    "whole step in one CUDA graph, fused": {"compile": {}, "optimizer": "fused", "one_graph": True},
 }
 # Its guards create more graphs (docs/log.md).
 ONE_GRAPH = {"options": {"triton.mix_order_reduction": False, "shape_padding": False}}
@@ -79,6 +81,12 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
             "compile": {"options": {**ONE_GRAPH["options"], "triton.cudagraphs": True}},
             "optimizer": "fused",
             "batches": GROUPED,
+        },
+        "whole step in one CUDA graph, fused, grouped, unmasked": {
+            "compile": ONE_GRAPH,
+            "optimizer": "fused",
+            "batches": GROUPED,
+            "one_graph": True,
         },
     },
     "gpt2_script": {
@@ -177,6 +185,9 @@ def step_of(job: Job, way: Way, device: torch.device) -> Callable[[Batch], None]
     """Returns a function that trains one step in this way."""
     fused = way.get("optimizer") == "fused"
     optimizer = job.make_optimizer(**({"fused": True} if fused else {"foreach": True}))
+    for group in optimizer.param_groups:
+        if "capturable" in group:  # SGD has nothing on the host
+            group["capturable"] = device.type == "cuda" and bool(way.get("one_graph"))
     loss_of = torch.compile(job.loss, **way["compile"]) if "compile" in way else job.loss
     update = torch.compile(optimizer.step) if way.get("optimizer") == "compiled" else optimizer.step
 
@@ -192,7 +203,41 @@ def step_of(job: Job, way: Way, device: torch.device) -> Callable[[Batch], None]
         update()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return captured(step, job.batches) if device.type == "cuda" and way.get("one_graph") else step
+
+
+def captured(step: Callable[[Batch], None], batches: Sequence[Batch]) -> Callable[[Batch], None]:
+    """Returns the step as CUDA graphs in one pool of memory, one for each shape, longest first.
+
+    Args:
+        step: Trains on a batch.
+        batches: Batches that have every shape.
+    """
+    shapes = {_shape(batch): batch for batch in batches}
+    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    stream.wait_stream(torch.cuda.current_stream())
+    graphs = {}
+    for shape in sorted(shapes, reverse=True):
+        inputs = {name: tensor.clone() for name, tensor in shapes[shape].items()}
+        with torch.cuda.stream(stream):  # gradients remember the stream they were made on, so warm-up and capture share it
+            for _ in range(3):
+                step(inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            step(inputs)
+        graphs[shape] = graph, inputs
+
+    def replay(batch: Batch) -> None:
+        graph, inputs = graphs[_shape(batch)]
+        for name, tensor in batch.items():
+            inputs[name].copy_(tensor)
+        graph.replay()
+
+    return replay
+
+
+def _shape(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in batch.values())
 
 
 def measure(job: Job, way: Way, device: torch.device, *, least_s: float) -> dict[str, float]:
@@ -209,9 +254,9 @@ def measure(job: Job, way: Way, device: torch.device, *, least_s: float) -> dict
         job.model.to(memory_format=torch.channels_last)
         batches = [{name: in_channels_last(tensor) for name, tensor in batch.items()} for batch in batches]
     rows = sum(len(next(iter(batch.values()))) for batch in batches) / len(batches)
-    step = step_of(job, way, device)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if way.get("cudnn") else nullcontext():
         began = time.perf_counter()
+        step = step_of(replace(job, batches=batches), way, device)
         step(batches[0])
         wait(device)
         first_step_s = time.perf_counter() - began

@@ -57,3 +57,4 @@ def test_every_job_by_hand_begins_with_eager_and_has_the_levers_of_a_sweep() -> 
         text = str(WAYS[name])
         assert "fused" in text
         assert "reduce-overhead" in text or "triton.cudagraphs" in text
+        assert "one_graph" in text
