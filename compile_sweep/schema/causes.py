@@ -41,6 +41,10 @@ _DRAW_WITH_TORCH = (
     "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) instead of `if`; or draw "
     "before the forward and pass the result in as a tensor"
 )
+_VALUE_OF_A_TENSOR = (
+    "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and not "
+    "in the forward"
+)
 _OWN_GENERATOR = (
     "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and pass the result in, or draw from "
     "torch's default generator after torch.manual_seed"
@@ -84,27 +88,30 @@ BREAKS = (
         "Python's or numpy's random numbers",
         _DRAW_WITH_TORCH,
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
-        r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom",
+        r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable",
     ),
+    _break("value of a tensor", _VALUE_OF_A_TENSOR, headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator"),
     _break(
         "value of a tensor",
-        "keep the value a tensor, or read it with .item() after the step and not in the forward",
-        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
-    ),
-    _break(
-        "value of a tensor",
-        "keep the value a tensor, or read it with .item() after the step and not in the forward",
+        _VALUE_OF_A_TENSOR,
         explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'",
     ),
     _break(
         "data-dependent branch",
-        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph",
+        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; a "
+        "check that only raises an error belongs after the step, or in torch._assert_async(condition)",
         headline=r"[Dd]ata-dependent (branch|jump)",
     ),
     _break(
         "number of classes",
         "pass the number of classes, one_hot(labels, num_classes=10); otherwise torch looks for the largest label",
         headline=r"one_hot` with data-dependent",
+    ),
+    _break(
+        "CTC loss",
+        "torch.compile cannot trace the CTC loss: the rest is compiled all the same; scope=modular compiles the model alone, "
+        "without a break",
+        explanation=r"`aten\._ctc_loss",
     ),
     _break(
         "output of unknown size",
@@ -127,7 +134,7 @@ BREAKS = (
     ),
     _break("tensor subclass", _SUBCLASS, headline=r"convert args/kwargs to proxy"),
     _break("tensor subclass", _SUBCLASS, explanation=r"_make_wrapper_subclass"),
-    _break("print, logging and warnings", _PRINT, headline=r"logging\.Logger|repr\(\) on tensor"),
+    _break("print, logging and warnings", _PRINT, headline=r"logging\.Logger|repr\(\) on tensor|BUILD_STRING"),
     _break(
         "print, logging and warnings",
         _PRINT,
@@ -207,6 +214,11 @@ BREAKS = (
         explanation=r"`torch/nn/utils/rnn\.py`",
     ),
     _break(
+        "TorchScript module",
+        "torch.compile cannot look into modules made by torch.jit.script or trace: use the plain module that they were made of",
+        headline=r"torch\.jit\.",
+    ),
+    _break(
         "copy of a tensor by Python",
         "use x.clone(), which can be compiled, instead of copy.deepcopy(x)",
         headline=r"copy\.deepcopy",
@@ -275,7 +287,7 @@ GUARDS = (
     ),
     _guard(
         "value read from a tensor",
-        r"___stack\d+ ?(==|is|<|>|!=)",
+        r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+",
         "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
         "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
     ),
@@ -345,6 +357,12 @@ GUARDS = (
         r"tensor 'self\S*' size mismatch",
         "the module's cache grows with the batches: build it once in __init__, at its largest size, and slice it in the "
         "forward, self.table[:length]",
+    ),
+    _guard(
+        "global number",
+        r"G\[\S+ == -?\d",
+        "a global Python number changes from step to step, and each of its values needs its own graph: change it outside compiled "
+        "code and pass it in as a tensor, or make it a buffer of the model that is updated in place",
     ),
     _guard(
         "module's counter",
@@ -454,9 +472,18 @@ def cause_of_guard(guard: str) -> Cause | None:
     return next((cause for cause in GUARDS if re.match(cause.guard, expression)), None)
 
 
-def cause_of_series(series: RecompileSeries) -> Cause | None:
-    """Returns the cause of one source's recompiles, from the guard and the sequence of its values."""
+def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = ()) -> Cause | None:
+    """Returns the cause of one source's recompiles, from the guard and the sequence of its values.
+
+    Args:
+        series: The recompiles.
+        breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
+    """
+    if (behind := _cause_of_break_before(series.first, breaks)) is not None:
+        return behind
     cause = cause_of_guard(series.first.guard)
+    if cause is not None and cause.name == "list or dictionary that grows" and (series.count, series.values) == (1, ["0"]):
+        return _NAMED["made in the first forward"]
     if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
         return _cause_of_values(series.values[1:])
     if cause is None or cause.name != "module's counter":
@@ -470,6 +497,18 @@ def cause_of_series(series: RecompileSeries) -> Cause | None:
     return cause
 
 
+def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | None:
+    """Returns the cause of the break that returned a guarded value; None if that was a value read from a tensor, or no break."""
+    after = re.search(r" from line (\d+) on \((.+):\d+\)$", first.function)
+    guarded = re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
+    if after is None or guarded is None:
+        return None
+    at = next((text for text in breaks if text.startswith(f"{after[2]}:{after[1]} ")), "")
+    assigns = re.search(rf"^  code: (.*[ ;])?{guarded[1]} = ", at, re.MULTILINE)
+    cause = cause_of_break(at) if at and (guarded[1].startswith("___") or assigns) else None
+    return None if cause is None or cause.name in ("value of a tensor", "output of unknown size") else cause
+
+
 def _cause_of_values(values: Sequence[str]) -> Cause | None:
     """Returns the cause of recompiles for something that was None at first, from its later values."""
     if len(values) > 1 and all(value.startswith(("(", "[", "{")) for value in values):
@@ -477,17 +516,18 @@ def _cause_of_values(values: Sequence[str]) -> Cause | None:
     return cause_of_guard(f"value == {values[0]}")
 
 
-def advice_on_limit(hit: str, recompiles: Sequence[str] = ()) -> str:
+def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
     """Returns what helps against a recompile limit that was hit.
 
     Args:
         hit: The finding as records hold it, `function hit recompile_limit 8: guard`.
         recompiles: Recompiles of the same run.
+        breaks: Graph breaks of the same run.
     """
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
-    if cause := cause_of_series(told):
+    if cause := cause_of_series(told, breaks):
         return named_advice(cause, told.first.source)
     if "size" in last.guard or not last.guard:
         of_data = (
@@ -608,7 +648,7 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
         yield Slowness("backend", f"backend={backend} generates no code", "leave it out, so that Inductor does")
     for hit in found["recompile_limit_hits"]:
         where = hit.partition(" hit ")[0]
-        advice = advice_on_limit(hit, found["recompile_reasons"])
+        advice = advice_on_limit(hit, found["recompile_reasons"], found["graph_break_reasons"])
         yield Slowness("recompile limit", f"{where} runs eagerly since it hit its recompile limit", advice)
     if number := len(found["fallbacks"]):
         yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "fix these parts first")

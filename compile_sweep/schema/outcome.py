@@ -211,7 +211,9 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
         label = Label(numerics["status"].replace("_", "-"))
         return verdict_of(label, _numerics_reason(label, numerics))
     if hits := measurement["recompile_limit_hits"]:
-        advice = advice_on_limit(hits[0], measurement.get("recompile_reasons") or ())
+        advice = advice_on_limit(
+            hits[0], measurement.get("recompile_reasons") or (), measurement.get("graph_break_reasons") or ()
+        )
         return verdict_of(
             Label.RECOMPILE_LIMIT, f"torch stopped compiling and runs eagerly, because {_sentence(hits[0])}; {advice}"
         )

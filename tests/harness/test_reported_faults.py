@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,28 @@ class NumpyDepth(Body):
         if np.random.rand() < 0.9:
             x = x + x.tanh()
         return super().forward(x)
+
+
+class TimesItself(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        began = time.time()
+        y = super().forward(x)
+        self.took = time.time() - began
+        return y
+
+
+class CutsOut(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        begin = random.randint(0, 8)
+        x = x.clone()
+        x[:, begin : begin + 4] = 0
+        return super().forward(x)
+
+
+class CountsRows(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        counts = (x > 0).sum(1).tolist()
+        return torch.stack([row / (1 + count) for row, count in zip(super().forward(x), counts, strict=True)])
 
 
 class KeepsByStep(Body):
@@ -305,6 +328,9 @@ FAULTS = [
     Fault(Body, AUTO, None, ("Tensor.item()", "read it with .item() after the step"), (), loss_with_a_shown_number),
     Fault(StochasticDepth, AUTO, "silent-fallback", ("draw with torch",), ("print, log",)),
     Fault(NumpyDepth, AUTO, None, ("numpy.random.rand", "draw with torch"), (".item() after the step", "print, log")),
+    Fault(TimesItself, STATIC, "recompile-limit", ("read files and clocks",), (*LENGTHS, "keep the value a tensor")),
+    Fault(CutsOut, AUTO, "silent-fallback", ("draw with torch",), ("remove the graph break",)),
+    Fault(CountsRows, AUTO, None, ("keep the value a tensor",), ("register_buffer",)),
     Fault(KeepsByStep, AUTO, "recompile-limit", ("norms", "keep what grows out of the forward"), LENGTHS),
     Fault(
         Router, "scope=regional,dynamic=static,backend=eager", "recompile-limit",

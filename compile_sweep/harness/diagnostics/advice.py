@@ -78,9 +78,15 @@ def explain_guard(guard: str, lengths: KnownSizes) -> str:
     return explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths)
 
 
-def explain_recompiles(series: RecompileSeries, lengths: KnownSizes) -> str:
-    """Explains the recompiles of one source, and what helps."""
-    first, cause = series.first, _cause(series, lengths)
+def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str] = ()) -> str:
+    """Explains the recompiles of one source, and what helps.
+
+    Args:
+        series: The recompiles.
+        lengths: What sizes of tensors stand for.
+        breaks: Graph breaks of the same run.
+    """
+    first, cause = series.first, _cause(series, lengths, breaks)
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None:
             return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
@@ -95,9 +101,9 @@ def explain_recompiles(series: RecompileSeries, lengths: KnownSizes) -> str:
     return "what its graph was compiled for no longer held"
 
 
-def _cause(series: RecompileSeries, lengths: KnownSizes) -> Cause | None:
+def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str]) -> Cause | None:
     """Returns the cause from the table; a number that takes the batches' lengths is not a counter."""
-    cause = cause_of_series(series)
+    cause = cause_of_series(series, breaks)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
     if cause is not None and cause.name == "module's counter" and len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):
         return next(one for one in GUARDS if one.name == "cache that grows")
@@ -125,6 +131,8 @@ def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str
 
 def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes) -> str:
     change = f"changed from {before} to {now}"
+    if min(before, now) < 2:
+        return f"dimension {dimension} of {tensor} {change}: torch compiles sizes of 0 and 1 apart, which takes one graph more each"
     if not lengths.are_sequence_lengths(before, now):
         return f"dimension {dimension} of {tensor} {change}: keep it fixed, or let the workload say that it varies (dynamic_dims)"
     what = f"the sequence length {change} (dimension {dimension} of {tensor})"
@@ -179,8 +187,8 @@ def explain_measurement(
     breaks = found["graph_break_reasons"]
     yield Section(title="graph breaks", lines=_listed(breaks, advice_on_break))
     recompiles, hits = found["recompile_reasons"], found["recompile_limit_hits"]
-    yield Section(title="recompiles", lines=_recompiled(recompiles, lengths))
-    yield Section(title="recompile limits hit", lines=_listed(hits, lambda hit: advice_on_limit(hit, recompiles)))
+    yield Section(title="recompiles", lines=_recompiled(recompiles, lengths, breaks))
+    yield Section(title="recompile limits hit", lines=_listed(hits, lambda hit: advice_on_limit(hit, recompiles, breaks)))
     eagerly = [*found["fallbacks"], *(f"{hit.partition(' hit ')[0]} from its recompile limit on" for hit in hits)]
     yield Section(title="runs eagerly", lines=_listed(eagerly, lambda text: advice_on_fallback(text, breaks)))
     if settings.claims_cudagraphs:
@@ -206,7 +214,7 @@ def short_findings(found: Mapping[str, Any]) -> Iterator[str]:
     for text in list(dict.fromkeys(found["graph_break_reasons"]))[:_SHORT]:
         yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
     for series in fold_recompiles(found["recompile_reasons"])[:_SHORT]:
-        cause = cause_of_series(series)
+        cause = cause_of_series(series, found["graph_break_reasons"])
         yield from _with_advice(f"recompile: {series.text}", cause.advice if cause else None)
 
 
@@ -247,10 +255,12 @@ def _hints(hints: Sequence[str]) -> list[str]:
     return lines or ["none"]
 
 
-def _recompiled(recompiles: Sequence[str], lengths: KnownSizes) -> list[str]:
+def _recompiled(recompiles: Sequence[str], lengths: KnownSizes, breaks: Sequence[str]) -> list[str]:
     """Lists each source once, with its values and what helps."""
     lines = [
-        line for series in fold_recompiles(recompiles) for line in (series.text, f"  → {explain_recompiles(series, lengths)}")
+        line
+        for series in fold_recompiles(recompiles)
+        for line in (series.text, f"  → {explain_recompiles(series, lengths, breaks)}")
     ]
     return lines or ["none"]
 

@@ -224,7 +224,7 @@ _NAMED_IN_CONTEXT = (
     r"UserDefinedObjectVariable\((\w+)\)",
     r"target: <(?:built-in )?(?:function|method) (\w+)",
     r"unsupported operator: ([\w.]+)",
-    r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable)\b",
+    r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
 )
 """Objects that torch could not put into a graph, such as a Generator or an operator; only the developer context names them."""
 

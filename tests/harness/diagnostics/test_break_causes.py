@@ -450,7 +450,65 @@ def with_recurrent_layer(net: Net, x: Tensor) -> Tensor:
     return hidden
 
 
+def with_cut_at_random(net: Net, x: Tensor) -> Tensor:
+    begin = random.randint(0, 4)
+    x = x.clone()
+    x[:, begin : begin + 4] = 0
+    return net.layer(x)
+
+
+def with_part_at_random(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x[: random.randint(1, 3)])
+
+
+def with_mask_drawn_by_torch(net: Net, x: Tensor) -> Tensor:
+    begin = torch.randint(0, 5, ())
+    places = torch.arange(8)
+    return net.layer(x * ((places < begin) | (places >= begin + 4)))
+
+
+def with_text_of_values(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    _log.info(f"mean {y.mean().item():.3f}, {y.std()}")  # noqa: G004
+    return y
+
+
+def with_check(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    if torch.isnan(y).any():
+        raise ValueError("not a number")
+    return y
+
+
+def with_check_in_the_graph(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    torch._assert_async(~torch.isnan(y).any())
+    return y
+
+
+def with_ctc_loss(net: Net, x: Tensor) -> Tensor:
+    scores = net.layer(x).log_softmax(-1)[:, None]
+    loss: Tensor = nn.functional.ctc_loss(scores, torch.ones(1, 2).long(), torch.tensor([4]), torch.tensor([1]))
+    return loss
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    _scripted = torch.jit.script(nn.Linear(8, 8))
+
+
+def with_scripted_module(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _scripted(net.layer(x))
+    return y
+
+
 BREAKS = [
+    Case("Python's or numpy's random numbers", with_cut_at_random, with_mask_drawn_by_torch),
+    Case("Python's or numpy's random numbers", with_part_at_random, with_mask_drawn_by_torch),
+    Case("print, logging and warnings", with_text_of_values, with_logging_unless_compiling),
+    Case("data-dependent branch", with_check, with_check_in_the_graph),
+    Case("CTC loss", with_ctc_loss, plain),
+    Case("TorchScript module", with_scripted_module, plain),
     Case("recurrent layer", with_recurrent_layer, plain),
     Case("function handed to torch.autograd.functional", with_jacobian, with_func_jacobian),
     Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),

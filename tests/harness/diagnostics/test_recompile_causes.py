@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from faulty_models import Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
@@ -110,7 +113,28 @@ def with_identity(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+def with_list_of_values(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    counts = (x > 0).sum(1).tolist()
+    return torch.stack([row * count for row, count in zip(y, counts, strict=True)])
+
+
+def with_counts(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * (x > 0).sum(1, keepdim=True)
+
+
+_steps = 0
+
+
+def with_global_counter(net: Net, x: Tensor) -> Tensor:
+    global _steps
+    _steps += 1
+    return net.layer(x) * _steps
+
+
 GUARDS = [
+    Case("value read from a tensor", with_list_of_values, with_counts),
+    Case("global number", with_global_counter, with_counter_in_buffer),
     Case("made in the first forward", with_attribute_made_there, plain),
     Case("identity of an object", with_identity, plain),
     Case("list or dictionary that grows", with_list, with_buffer),
@@ -253,6 +277,60 @@ def test_what_held_nothing_at_first_and_then_grows_is_told_by_what_it_holds_late
     assert (series.first.guard, series.count) == ("net.last is None", 8)
     assert (cause := causes.cause_of_series(series))
     assert cause.name == "list or dictionary that grows"
+
+
+def with_dictionary_filled_once(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.features["layer"] = y  # type: ignore[operator, assignment]
+    return y
+
+
+@contextlib.contextmanager
+def with_features(net: Net, number: int) -> Iterator[None]:
+    if number == 0:
+        net.features = {}  # type: ignore[assignment]
+    yield
+
+
+def test_a_dictionary_that_only_the_first_forward_fills_does_not_grow() -> None:
+    (series,) = fold_recompiles(run(with_dictionary_filled_once, around=with_features).recompile_reasons)
+    assert (cause := causes.cause_of_series(series))
+    assert cause.name == "made in the first forward"
+
+
+def with_duration(net: Net, x: Tensor) -> Tensor:
+    began = time.perf_counter()
+    y = net.layer(x)
+    net.last = time.perf_counter() - began
+    return y
+
+
+def with_mix(net: Net, x: Tensor) -> Tensor:
+    share = np.random.beta(0.4, 0.4)
+    return net.layer(share * x + (1 - share) * x.flip(0))
+
+
+def with_choice(net: Net, x: Tensor) -> Tensor:
+    act = random.choice([torch.tanh, torch.relu])
+    return act(net.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "cause"),
+    [
+        (with_duration, "file, clock or system call"),
+        (with_mix, "Python's or numpy's random numbers"),
+        (with_choice, "Python's or numpy's random numbers"),
+    ],
+)
+def test_what_a_break_returned_has_the_cause_of_the_break(forward: Any, cause: str) -> None:
+    random.seed(0)
+    found = run(forward, dynamic=False)
+    told = [causes.cause_of_series(one, found.graph_break_reasons) for one in fold_recompiles(found.recompile_reasons)]
+    assert {one.name for one in told if one} == {cause}, found.recompile_reasons
+    for hit in found.recompile_limit_hits:
+        advice = causes.advice_on_limit(hit, found.recompile_reasons, found.graph_break_reasons)
+        assert "tensor" not in advice or "draw with torch" in advice
 
 
 @contextlib.contextmanager
