@@ -361,8 +361,8 @@ GUARDS = (
     _guard(
         "global number",
         r"G\[\S+ == -?\d",
-        "a global Python number changes from step to step, and each of its values needs its own graph: change it outside compiled "
-        "code and pass it in as a tensor, or make it a buffer of the model that is updated in place",
+        "a global Python number changes from step to step, and each of its values needs its own graph: change it outside "
+        "compiled code and pass it in as a tensor, or make it a buffer of the model that is updated in place",
     ),
     _guard(
         "module's counter",

@@ -132,7 +132,7 @@ def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str
 def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes) -> str:
     change = f"changed from {before} to {now}"
     if min(before, now) < 2:
-        return f"dimension {dimension} of {tensor} {change}: torch compiles sizes of 0 and 1 apart, which takes one graph more each"
+        return f"dimension {dimension} of {tensor} {change}: torch compiles sizes of 0 and 1 apart, each in a graph of its own"
     if not lengths.are_sequence_lengths(before, now):
         return f"dimension {dimension} of {tensor} {change}: keep it fixed, or let the workload say that it varies (dynamic_dims)"
     what = f"the sequence length {change} (dimension {dimension} of {tensor})"

@@ -469,7 +469,7 @@ def with_mask_drawn_by_torch(net: Net, x: Tensor) -> Tensor:
 
 def with_text_of_values(net: Net, x: Tensor) -> Tensor:
     y = net.layer(x)
-    _log.info(f"mean {y.mean().item():.3f}, {y.std()}")  # noqa: G004
+    _log.info(f"mean {y.mean().item():.3f}, {y.std()}")
     return y
 
 

@@ -69,8 +69,8 @@ def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
         "model.py:28 in forward: Unsupported Tensor.item() call",
         "  code: if x.item() > 0:",
         "  hint: capture_scalar_outputs",
-        "  → keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and not "
-            "in the forward",
+        "  → keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step "
+        "and not in the forward",
     ]
 
 
