@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Sequence
@@ -46,7 +47,8 @@ def write_report(folder: str | Path) -> Path:
         with published(path) as unfinished:
             unfinished.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); make the folder writable") from None
+        advice = "make room" if error.errno == errno.ENOSPC else "make the folder writable"
+        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); {advice}") from None
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -249,9 +250,24 @@ def run(command: Callable[[], int]) -> int:
         print("stopped", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:  # `| head` has read enough; at exit, Python would try again to write the rest, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return READER_GONE
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            raise
+        _discard_output()
+        with contextlib.suppress(OSError):
+            print(f"error: the output cannot be written ({error.strerror}); send it elsewhere", file=sys.stderr)
+        return USAGE_ERROR
     return code
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+"""Errors that writing to an open stream can raise. They name no file, unlike those of opening or renaming one."""
 
 
 @contextlib.contextmanager

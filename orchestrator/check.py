@@ -99,7 +99,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         prog: How a person calls the command.
     """
     own, arguments = split_arguments(command_line.words_of(arguments))
-    return command_line.run(lambda: _check(command_line.parse(Options, prog, own), arguments))
+    return command_line.run(lambda: _check(command_line.parse(Options, prog, _without_flag(own)), arguments))
+
+
+def _without_flag(words: Sequence[str]) -> list[str]:
+    """Returns the words with `--workload NAME`, as a sweep takes it, replaced by the plain name."""
+    return [word.removeprefix("--workload=") for word in words if word != "--workload"]
 
 
 def _check(options: Options, arguments: Sequence[str] | None) -> int:

@@ -83,6 +83,8 @@ def test_temporary_files_where_nothing_compiles_are_refused(
     [
         (["toy_workloads:Toyy"], "is not a subclass of compile_sweep.Workload"),
         (["captoning"], "did you mean captioning?"),
+        (["--workload", "captoning"], "did you mean captioning?"),
+        (["--workload=captoning"], "did you mean captioning?"),
         (["toy_workloads:Toy", "--size", "huge"], "has no size 'huge'"),
         (["toy_workloads:Toy", "--backend", "inductr"], "no backend 'inductr'"),
         (["toy_workloads:Toy", "--device", "cuda"], "needs a GPU"),
