@@ -135,6 +135,7 @@ def trained(workload: Workload, field: str, device: torch.device) -> Iterator[Tr
     """
     settings = CompileSettings.parse(",".join(filter(None, ("scope=full,backend=aot_eager", field))))
     prepared = prepare(workload, settings, device)
+    workload = prepared.workload
     with workload.process_settings():
         pool = workload.pool(prepared.policy, rank=0, device=device)
         model = build_model_on(workload, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
@@ -41,6 +41,9 @@ _LEAST_COMPILE_S = 1.0
 
 _LEAST_PACE = 0.1
 """Limit on what one trial says about a machine's pace: at most ten times faster or slower than estimated."""
+
+_RECORDING = "cudagraph_capture"
+"""Key of `compile_phases_s`."""
 
 _WARM_SHARE = 0.2
 """Fraction of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
@@ -78,8 +81,9 @@ def expected_s(
     if like:
         return statistics.median(like)
     size = (max_length, min_length, regional_share)
-    compiling = guessed_compile_s(settings, *size)
-    return rest_s((record.compile_s, record.wall_s) for record in done) + compiling * _pace(done, *size)
+    compiling = guessed_compile_s(settings, *size) * _pace(done, *size)
+    recording = recording_s(settings, ((_parsed(record.settings_key), record.compile_phases_s) for record in done))
+    return rest_s((record.compile_s, record.wall_s) for record in done) + compiling + recording
 
 
 _parsed = lru_cache(maxsize=4096)(CompileSettings.parse)
@@ -90,7 +94,10 @@ def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int, regiona
     """Returns how many times longer than estimated compiling took in this sweep."""
     compiled = [(_parsed(record.settings_key), record) for record in done if record.caches is Caches.COLD]
     return compile_pace(
-        (record.compile_s, guessed_compile_s(setting, max_length, min_length, regional_share))
+        (
+            without_recording(record.compile_s, record.compile_phases_s),
+            guessed_compile_s(setting, max_length, min_length, regional_share),
+        )
         for setting, record in compiled
         if setting.scope is not Scope.EAGER and record.status is Status.OK
     )
@@ -100,10 +107,32 @@ def compile_pace(done: Iterable[tuple[float | None, float]]) -> float:
     """Returns how many times longer than estimated compiling takes on this machine and model; 1 before anything was compiled.
 
     Args:
-        done: Measured and estimated seconds of each trial that compiled.
+        done: Measured seconds, without recording CUDA graphs, and estimated seconds of each trial that compiled.
     """
     ratios = [compile_s / guessed_s for compile_s, guessed_s in done if compile_s is not None and compile_s > 0]
     return min(max(statistics.median(ratios), _LEAST_PACE), 1 / _LEAST_PACE) if ratios else 1.0
+
+
+def without_recording(compile_s: float | None, phases_s: Mapping[str, float]) -> float | None:
+    """Returns the part of `compile_s` that did not record CUDA graphs; None if `compile_s` is not known."""
+    return None if compile_s is None else compile_s - phases_s.get(_RECORDING, 0.0)
+
+
+def recording_s(settings: CompileSettings, done: Iterable[tuple[CompileSettings, Mapping[str, float]]]) -> float:
+    """Estimates the seconds of recording CUDA graphs: what it took under this scope, or under any if this one was not tried.
+
+    Recording takes time for each length and each region, so it hardly depends on how long the code takes to compile: on an
+    H200, 47 to 67 of 71 to 97 s of the captioning model's regions (docs/results.md). Of a whole model it takes less.
+
+    Args:
+        settings: Settings to estimate.
+        done: Settings that were tried, with the `compile_phases_s` of their records.
+    """
+    if not settings.claims_cudagraphs:
+        return 0.0
+    seen = [(other.scope, phases_s[_RECORDING]) for other, phases_s in done if phases_s.get(_RECORDING)]
+    alike = [seconds for scope, seconds in seen if scope is settings.scope]
+    return statistics.median(alike or [seconds for _, seconds in seen] or [0.0])
 
 
 def _not_compiled_s(record: TrialRecord) -> float:

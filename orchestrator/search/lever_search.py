@@ -18,7 +18,7 @@ import numpy.typing as npt
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
-from orchestrator.plan.estimates import compile_pace, guessed_compile_s, rest_s
+from orchestrator.plan.estimates import compile_pace, guessed_compile_s, recording_s, rest_s, without_recording
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.levers import LENGTHS, Lever, changed, kind_of, levers_of
 from orchestrator.search.prior import Expectation, Prior
@@ -203,6 +203,7 @@ class LeverSearch:
         self._speeds: dict[int, float] = {}
         self._tried: dict[int, bool] = {}
         self._took: dict[int, tuple[float | None, float]] = {}
+        self._phases_s: dict[int, Mapping[str, float]] = {}
 
     def propose(self) -> CompileSettings | None:
         step = self.next_step()
@@ -236,6 +237,7 @@ class LeverSearch:
         if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:
             self._speeds[place] = speed
         self._took[place] = (figure(record, "compile_s"), max(figure(record, "wall_s") or 0.0, 1e-3))
+        self._phases_s[place] = record.get("compile_phases_s") or {}
 
     def plan(self, seconds: float) -> list[Step]:
         """Returns the first settings that would be tried in so many seconds if each met its expectation.
@@ -332,9 +334,15 @@ class LeverSearch:
 
     def _seconds(self) -> Floats:
         """Returns the estimated seconds of each candidate's trial."""
-        compiled = [place for place in self._took if self._candidates.settings[place].scope is not Scope.EAGER]
-        pace = compile_pace((self._took[place][0], self._guessed_s[place]) for place in compiled)
-        return np.asarray(rest_s(self._took.values()) + pace * self._guessed_s)
+        settings = self._candidates.settings
+        compiled = [place for place in self._took if settings[place].scope is not Scope.EAGER]
+        pace = compile_pace(
+            (without_recording(self._took[place][0], self._phases_s[place]), self._guessed_s[place]) for place in compiled
+        )
+        recorded = [(settings[place], self._phases_s[place]) for place in compiled]
+        kinds = {(one.scope, one.claims_cudagraphs): recording_s(one, recorded) for one in settings}
+        recording = np.array([kinds[one.scope, one.claims_cudagraphs] for one in settings])
+        return np.asarray(rest_s(self._took.values()) + pace * self._guessed_s + recording)
 
     def _log_speed(self, loss: float) -> float | None:
         """Returns a logarithm that is larger for better settings; None if there is none."""

@@ -70,6 +70,20 @@ def run(searching: LeverSearch, gains: Mapping[str, float], broken: str | None =
     return steps
 
 
+def test_recording_cuda_graphs_of_regions_does_not_put_off_the_whole_model() -> None:
+    graphed = CompileSettings.parse("scope=regional,mode=reduce-overhead,dynamic=static")
+    steps = []
+    for recording_s in (0.0, 67.0):
+        searching = search(elsewhere(GAINS))
+        searching.tell(row(SETTINGS[0], GAINS))
+        recorded = {"compile_s": 20.0 + recording_s, "wall_s": 40.0 + recording_s}
+        recorded["compile_phases_s"] = {"inductor": 20.0, "cudagraph_capture": recording_s}
+        searching.tell({**row(graphed, GAINS), **recorded})
+        full = next(place for place, one in enumerate(SETTINGS) if one.scope == "full" and one.cudagraphs)
+        steps.append(float(searching._seconds()[full]))
+    assert steps[1] == pytest.approx(steps[0] + 67.0), "once more, and not in proportion"
+
+
 def test_it_begins_with_what_runs_today_and_then_with_all_that_won_elsewhere() -> None:
     first, second, *_ = run(search(elsewhere(GAINS)), GAINS)
     assert (first.setting.key, first.reason) == (SETTINGS[0].key, "what runs today")
