@@ -66,6 +66,18 @@ _FAKE = (
     "on a function that returns an empty tensor of the right shape and dtype"
 )
 
+_RECURRENT = (
+    "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
+    "(torch._dynamo.config.allow_rnn = True), or leave the layer eager and compile the modules around it"
+)
+
+_FUNCTION = (
+    "write the Function's forward and backward with torch operators only, or make it an operator with "
+    "torch.library.custom_op and register_autograd"
+)
+
+_SYSTEM = "read files and clocks and call the operating system outside the forward, and pass in what it needs"
+
 _NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
 
 BREAKS = (
@@ -88,7 +100,8 @@ BREAKS = (
         "Python's or numpy's random numbers",
         _DRAW_WITH_TORCH,
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
-        r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable",
+        r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
+        r"|\(random_value\)",
     ),
     _break("value of a tensor", _VALUE_OF_A_TENSOR, headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator"),
     _break(
@@ -142,10 +155,11 @@ BREAKS = (
     ),
     _break(
         "file, clock or system call",
-        "read files and clocks and call the operating system outside the forward, and pass in what it needs",
+        _SYSTEM,
         explanation=r"builtin operator `open`|builtin `(time|posix|nt|_socket|resource|gc)\.|method `(now|utcnow|today)`"
         r"|`torch/serialization\.py`",
     ),
+    _break("file, clock or system call", _SYSTEM, headline=r"Call to a time function"),
     _break(
         "setting of torch",
         "set torch's global settings once, before the first step",
@@ -204,10 +218,10 @@ BREAKS = (
     ),
     _break(
         "recurrent layer",
-        "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
-        "(torch._dynamo.config.allow_rnn = True), or leave the layer eager and compile the modules around it",
+        _RECURRENT,
         headline=r"wrap RNN, GRU, or LSTM",
     ),
+    _break("recurrent layer", _RECURRENT, explanation=r"does not support RNN, GRU, or LSTM"),
     _break(
         "packed sequences",
         "torch.compile does not support packed sequences: give the layer padded batches and a mask, or leave it eager",
@@ -230,10 +244,10 @@ BREAKS = (
     ),
     _break(
         "custom autograd.Function",
-        "write the Function's forward and backward with torch operators only, or make it an operator with "
-        "torch.library.custom_op and register_autograd",
+        _FUNCTION,
         headline=r"autograd\.Function",
     ),
+    _break("custom autograd.Function", _FUNCTION, explanation=r"of class `\w+Backward`"),
     _break(
         "context manager",
         "enter the context outside compiled code; a break inside a `with` also leaves the whole function uncompiled, so fix "
@@ -251,7 +265,7 @@ BREAKS = (
         "operator of another library",
         "torch.compile cannot see into this call: move it out of the forward, use torch's own operator, or wrap it with "
         "torch.library.custom_op",
-        headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind",
+        headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind|no traceable __call__",
     ),
     _break(
         "untraceable builtin",

@@ -340,7 +340,8 @@ class _Follower:
 
         timings = original(cache, choices, op, inputs, benchmark and benchmarked, hint_override)
         inputs = inputs if hint_override is None else f"{inputs}_{hint_override}"
-        path = (op, inputs, matmul_precision())
+        key_of_precision = private("torch._inductor.codecache", "fp32_matmul_precision_key")  # torch 2.14 on
+        path = (op, inputs, (key_of_precision or matmul_precision)())
         name = (str(ArtifactKind.CHOICES), choice_key(cache.system["hash"], path))
         if is_timed:
             self._tally.missed(name[0])

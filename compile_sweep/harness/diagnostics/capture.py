@@ -3,7 +3,7 @@
 Torch counts some of this and only logs the rest. `counters["graph_break"]` misses data-dependent branches; nothing counts a
 recompile limit that was hit, after which a function silently runs eagerly; and a graph without any part fit for CUDA graphs
 silently runs without. So the loggers are read, and counters where they suffice. Loggers and messages are those of torch 2.11
-to 2.13.
+to 2.15.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ class _Reader:
             "torch._inductor.graph.__perf_hints": (logging.DEBUG, self._hint),
             "torch._inductor.codegen.simd.__perf_hints": (logging.DEBUG, self._hint),
             "torch._inductor.codegen.triton.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor.fx_passes.fuse_attention.__perf_hints": (logging.DEBUG, self._hint),
+            "torch._inductor.kernel.flex.interval_mask_packing.__perf_hints": (logging.DEBUG, self._hint),
             "torch._inductor": (logging.WARNING, self._inductor),
         }
 

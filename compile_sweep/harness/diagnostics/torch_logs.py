@@ -224,6 +224,7 @@ _NAMED_IN_CONTEXT = (
     r"UserDefinedObjectVariable\((\w+)\)",
     r"target: <(?:built-in )?(?:function|method) (\w+)",
     r"unsupported operator: ([\w.]+)",
+    r"^\s+(random_value)_\d+: graph input",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
 )
 """Objects that torch could not put into a graph, such as a Generator or an operator; only the developer context names them."""
@@ -250,7 +251,7 @@ def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
     found = re.search(r"^(\S.*)\n {2}Explanation: (.*)((?:\n(?! ?For more).*)*)", reason.strip(), re.MULTILINE)
     if found is None:
         return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
-    held = [name for pattern in _NAMED_IN_CONTEXT for name in re.findall(pattern, found[3])]
+    held = [name for pattern in _NAMED_IN_CONTEXT for name in re.findall(pattern, found[3], re.MULTILINE)]
     named = dict.fromkeys([*([inside] if inside else []), *held])
     names = f" ({', '.join(named)})" if named else ""
     hints = re.findall(r"^ {2}Hint: (.*)$", found[3], re.MULTILINE)
