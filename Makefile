@@ -5,13 +5,20 @@
 #   make chaos ARGS="--chaos-seed 7"       breaks sweeps in every way there is, half an hour and more; docs/reliability.md
 #   make quick                             the tests that start neither Ray nor a compiler, for the inner loop
 #   make test ARGS="-k settings -x"        ARGS go to pytest; some tests need redis-server (apt-get install redis-server)
+#   make test TORCH=2.15.0                 the same with another torch, in an environment of its own, .venv-torch-2.15.0
 #   make nightly                           every test: clusters over ssh, all faults, thousands of fuzz cases with other seeds
 #   make docs                              the documentation as a site in build/docs, with an API reference made from docstrings
 #   make install EXTRAS=aws,s3             nothing but the installation, with extras of pyproject.toml
 #   make sweep PYTHON=python3.12           another interpreter, for the first call
 
 SHELL := /bin/sh
+ifeq ($(TORCH),)
 VENV ?= .venv
+CONSTRAINTS := constraints.txt
+else
+VENV ?= .venv-torch-$(TORCH)
+CONSTRAINTS := $(VENV)/constraints.txt
+endif
 ARGS ?=
 EXTRAS ?=
 IN_VENV := $(VENV)/bin/python
@@ -73,6 +80,9 @@ clean:
 # torch comes first and alone: the build that this machine's pip prefers, for CPU or CUDA, is then kept by all that follows.
 $(VENV)/.torch: constraints.txt | check
 	@test -x $(IN_VENV) || $(python) -m venv $(VENV)
+ifneq ($(TORCH),)
+	@{ sed -E '/^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==/d' constraints.txt; echo "torch==$(TORCH)"; } >$(CONSTRAINTS)
+endif
 	@echo "Installing torch into $(VENV), which takes a minute or more; details in $(LOG)."
 	@$(call pip_install,torch)
 	@touch $@
@@ -87,7 +97,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(call pip_install,-e ".[dev]")
 	@touch $@
 
-pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check -c constraints.txt $(1) >$(LOG) 2>&1 \
+pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1 \
 	|| { tail -n 20 $(LOG) >&2; echo "The installation failed; the whole of it is in $(LOG)." >&2; exit 2; }
 
 # Before anything is made: one sentence on what is missing. It goes through $(error) because a failed recipe would add a line.

@@ -111,3 +111,20 @@ def test_another_compiler_will_do(machine: Machine) -> None:
     machine.add_python()
     machine.add("my-c++", "true")
     assert machine.make("check", "CXX=my-c++").returncode == 0
+
+
+def test_another_torch_has_an_environment_of_its_own_with_every_other_pin(machine: Machine) -> None:
+    machine.add("g++", "true")
+    for name in ("sed", "touch"):
+        (machine.bin / name).symlink_to(shutil.which(name) or name)
+    (machine.venv / "bin").mkdir(parents=True)
+    python = machine.venv / "bin" / "python"
+    python.write_text(f'#!/bin/sh\ncase "$2" in pip) exit 0;; esac; exec {sys.executable} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    run = machine.make(str(machine.venv / ".torch"), "TORCH=9.8.7")
+    assert (run.returncode, run.stderr) == (0, "")
+    pins = (machine.venv / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert [pin for pin in pins if pin.startswith(("torch==", "triton==", "nvidia-cu", "cuda-"))] == ["torch==9.8.7"]
+    kept = (machine.repository / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert len(kept) - 30 < len(pins) < len(kept)
+    assert any(pin.startswith("torchmetrics==") for pin in pins)

@@ -321,7 +321,7 @@ FAULTS = [
     ),
     Fault(Body, AUTO, "recompile-limit", ("step == 0, then", "register_buffer('step', "), LENGTHS, WarmsUp),
     Fault(AnnealedTemperature, STATIC, "recompile-limit", ("heat == 3.0, then", "make it a tensor"), LENGTHS),
-    Fault(AnnealedTemperature, TRACED_BACKWARD, "recompile-limit", ("heat) == ", "make it a tensor"), ("dynamic=auto",)),
+    Fault(AnnealedTemperature, TRACED_BACKWARD, "recompile-limit", ("heat", "make it a tensor"), ("dynamic=auto",)),
     Fault(KeepsActivations, AUTO, "recompile-limit", ("means", "(8 times)", "keep what grows out of the forward"), LENGTHS),
     Fault(CountsCalls, AUTO, "recompile-limit", ("calls == 0, then 1, 2, 3, 4, …, 7 (8 times)", "make it a buffer"), LENGTHS),
     Fault(Body, STATIC, "recompile-limit", ("dynamic=auto, does not",), LENGTHS, loss_with_a_shown_number),
