@@ -90,7 +90,7 @@ Bart = make(
     translations,
 )
 Bert = make(lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES)), masked_words)
-BertForAnswers = make(lambda: hf.BertForQuestionAnswering(hf.BertConfig(**SIZES)), answers)
+BertForAnswers = make(lambda: hf.BertForQuestionAnswering(hf.BertConfig(**SIZES)), answers, lengths="real")
 BertForTags = make(lambda: hf.BertForTokenClassification(hf.BertConfig(**SIZES)), tagged_words)
 Bloom = make(lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)), next_words)
 Deberta = make(

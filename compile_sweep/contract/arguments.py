@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
 from numbers import Integral
 from typing import Any
+
+import torch
+from torch import nn
 
 from compile_sweep.schema.errors import WorkloadError
 
@@ -23,6 +27,7 @@ def check_arguments(workload: Any) -> None:
         raise WorkloadError(
             "step_fn and accumulate are for training, and trains=False makes a workload of inference; leave one out"
         )
+    _check_functions(workload)
     clip = workload.clip_grad_norm
     if clip is not None and not (isinstance(clip, int | float) and clip > 0):
         raise WorkloadError(f"clip_grad_norm={clip!r} of WorkloadFromModel is not a number above 0")
@@ -42,6 +47,56 @@ def check_arguments(workload: Any) -> None:
         raise WorkloadError(
             f"dynamic={dynamic!r} of WorkloadFromModel does not give tensors their dimensions; write dynamic={{'ids': (1,)}}"
         )
+
+
+def _check_functions(workload: Any) -> None:
+    """Refuses an object in place of a function that makes it, and functions that cannot be called as they will be."""
+    if isinstance(workload.model_fn, nn.Module):
+        name = type(workload.model_fn).__name__
+        raise WorkloadError(f"model_fn of WorkloadFromModel is a model, not a function that makes one; give lambda: {name}(…)")
+    if isinstance(workload.optimizer_fn, torch.optim.Optimizer):
+        name = type(workload.optimizer_fn).__name__
+        raise WorkloadError(
+            f"optimizer_fn of WorkloadFromModel is an optimizer, not a function that makes one of a model's parameters; give "
+            f"partial(torch.optim.{name}, lr=…)"
+        )
+    loss = "step_fn" if workload.has_own_step and workload.declared_accumulate == 1 else "loss_fn"
+    if isinstance(workload.loss_fn, nn.modules.loss._Loss):
+        name = type(workload.loss_fn).__name__
+        raise WorkloadError(
+            f"loss_fn of WorkloadFromModel is called with the model and a batch, and {name} takes outputs and targets; give "
+            f"lambda model, batch: {name}()(model(batch['x']), batch['y'])"
+        )
+    _check_call("model_fn", workload.model_fn, (), "lambda: Net(…), with its arguments in it")
+    _check_call("batch_fn", workload.batch_fn, ("number",), "a function of the batch's number")
+    _check_call(loss, workload.loss_fn, ("model", "batch"), "a function of the model and a batch, as batch_fn made it")
+    _check_call("scheduler_fn", workload.scheduler_fn, ("optimizer",), "partial(torch.optim.lr_scheduler.StepLR, step_size=…)")
+
+
+def _check_call(what: str, function: Any, given: Sequence[str], right: str) -> None:
+    """Refuses a function that does not take these arguments by position."""
+    taken = None if function is None else _signature(function.forward if isinstance(function, nn.Module) else function)
+    if taken is None:
+        return
+    try:
+        taken.bind(*given)
+    except TypeError:
+        needed = ", ".join(
+            name
+            for name, one in taken.parameters.items()
+            if one.default is Parameter.empty and one.kind is not Parameter.VAR_KEYWORD
+        )
+        raise WorkloadError(
+            f"{what} of WorkloadFromModel is called as {what}({', '.join(given)}), and "
+            f"{getattr(function, '__name__', 'it')} takes ({needed}); give {right}"
+        ) from None
+
+
+def _signature(function: Callable[..., Any]) -> Signature | None:
+    try:
+        return signature(function, follow_wrapped=False)  # what a decorator's own function takes
+    except (TypeError, ValueError):  # not a function, or one written in C; calling it will show
+        return None
 
 
 def _are_dimensions(dims: Any) -> bool:

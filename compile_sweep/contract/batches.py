@@ -113,7 +113,7 @@ def one_structure(structures: Sequence[Structure | None]) -> Structure | None:
                     "tensor if the step computes with it, or leave it out of the batch"
                 )
         if _outline(structure) != _outline(first):
-            raise WorkloadError("batches differ in what they are made of: in their keys, or in the lengths of their lists")
+            raise WorkloadError(f"batches differ in what they are made of: {_difference(first, structure)}")
     return first
 
 
@@ -156,6 +156,37 @@ def _outline(structure: Structure | None) -> Any:
     return structure.kind, structure.name, structure.keys, tuple(map(_outline, structure.parts))
 
 
+def _difference(one: Structure | None, other: Structure | None, name: str = "") -> str:
+    """Says where the structures of two batches differ first."""
+    named = repr(name) if name else "the batch"
+    if (one is None or other is None) and (held := one or other) is not None and held.kind == "mapping":
+        other_than_tensors = [pair for pair in zip(held.keys, held.parts, strict=True) if pair[1].kind != "tensor"]
+        key, part = other_than_tensors[0] if other_than_tensors else ("the batch", held)
+        return f"{key!r} is {_described(part)} in one and a tensor in another; make it the same in all of them"
+    if one is None or other is None or one.kind != other.kind:
+        return f"{named} is {_described(one)} in one and {_described(other)} in another; make it the same in all of them"
+    if one.keys != other.keys:
+        only = [repr(key) for key in (*one.keys, *other.keys) if (key in one.keys) != (key in other.keys)]
+        return f"only some have {' and '.join(only)}; put it into all of them"
+    if len(one.parts) != len(other.parts):
+        return (
+            f"{named} has {len(one.parts)} parts in one and {len(other.parts)} in another; use lists of one length, or one tensor"
+        )
+    keys = one.keys or tuple(range(len(one.parts)))
+    for key, mine, theirs in zip(keys, one.parts, other.parts, strict=True):
+        if _outline(mine) != _outline(theirs):
+            return _difference(mine, theirs, f"{name}.{key}" if name else str(key))
+    return f"{named} has other tensors"
+
+
+def _described(structure: Structure | None) -> str:
+    if structure is None:
+        return "a dictionary of tensors"
+    if structure.kind == "constant":
+        return repr(structure.value)
+    return "a tensor" if structure.kind in ("tensor", "jagged") else f"a {getattr(structure.value, '__name__', 'container')}"
+
+
 def _is_plain(name: Any, value: Any) -> bool:
     return isinstance(name, str) and isinstance(value, Tensor) and not value.is_nested
 
@@ -194,6 +225,7 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
     else:
         raise WorkloadError(
             f"the batch function returned {name or 'a batch'!r} as {_kind_of(value)}, not a tensor; return tensors"
+            + (", torch.from_numpy(…)" if _kind_of(value) == "ndarray" else "")
         )
     made = tuple(_taken_apart(part, f"{inside}{key}", tensors) for key, part in zip(keys, parts, strict=True))
     return Structure(kind, keys=tuple(keys) if kind != "sequence" else (), parts=made, value=make)

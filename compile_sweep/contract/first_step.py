@@ -5,15 +5,18 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import ModelWorkload
-from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
+from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
+from compile_sweep.schema.outcome import is_out_of_memory
 from compile_sweep.schema.settings import OptimizerKind
 
 
@@ -33,8 +36,10 @@ def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
     raw = min(workload.raw_batches(), key=workload.length_of)
     try:
         _step(workload, raw, device)
-    except torch.OutOfMemoryError:  # a trial has the device to itself, and reports if its memory does not suffice
-        return
+    except Exception as error:
+        if is_out_of_memory(error):  # a trial has the device to itself, and reports if its memory does not suffice
+            return
+        raise
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -49,7 +54,7 @@ def _step(workload: ModelWorkload, raw: Mapping[str, Tensor], device: torch.devi
     dtype = workload.autocast_dtype(device)
     autocast = nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
     with seeded(workload.seed), autocast, torch.set_grad_enabled(workload.trains):
-        with _explained(workload, raw):
+        with _explained(workload, raw), _without_updates(model, _function(workload)):
             loss = model(**batch)
         if not workload.trains:
             return
@@ -57,16 +62,53 @@ def _step(workload: ModelWorkload, raw: Mapping[str, Tensor], device: torch.devi
     with _explained(workload, raw, what="the backward pass"):
         loss.backward()
     if not any(weights.grad is not None for weights in model.parameters()):
+        if _function(workload) == "step_fn":
+            raise WorkloadError("no parameter has a gradient after step_fn: it calls backward(), and leaves out zero_grad()")
         raise WorkloadError("no parameter gets a gradient: the loss of loss_fn does not depend on the model that it is given")
     if optimizer is not None:
+        schedule = workload.schedule(optimizer)
         with _explained(workload, raw, what="the step of the optimizer that optimizer_fn made"):
             optimizer.step()
+        if schedule is not None:
+            with _explained(workload, raw, what="the step of the scheduler that scheduler_fn made, schedule.step(),"):
+                schedule.step()
+
+
+def _function(workload: ModelWorkload) -> str:
+    """Returns the name of the argument of `WorkloadFromModel` that calls the model."""
+    accumulates = isinstance(type(workload).loss_fn, AccumulatedLoss)
+    return "step_fn" if workload.has_own_step and not accumulates else "loss_fn"
+
+
+@contextmanager
+def _without_updates(model: nn.Module, function: str) -> Iterator[None]:
+    """Refuses a step that updates the model itself, which the sweep's optimizer would then do once more."""
+    own = {id(weights) for weights in model.parameters()}
+
+    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if any(id(weights) in own for group in optimizer.param_groups for weights in group["params"]):
+            name = type(optimizer).__name__
+            raise WorkloadError(
+                f"{function} calls the step of its own optimizer, {name}, and the sweep updates the model after it; leave step() "
+                f"and zero_grad() out, and give the optimizer as optimizer_fn=partial(torch.optim.{name}, lr=…)"
+            )
+
+    hook = register_optimizer_step_post_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _check_loss(loss: Tensor, model: nn.Module) -> None:
     if loss.numel() != 1:
         raise WorkloadError(
             f"loss_fn returned a tensor of shape {tuple(loss.shape)}, and a loss is one number; reduce it, say with .mean()"
+        )
+    if not any(weights.requires_grad for weights in model.parameters()):
+        raise WorkloadError(
+            "no parameter of the model has requires_grad, so there is nothing to train; unfreeze some, or measure inference with "
+            "trains=False"
         )
     if not loss.requires_grad:
         called = any(weights.grad is not None for weights in model.parameters())
@@ -82,23 +124,38 @@ def _explained(workload: ModelWorkload, raw: Mapping[str, Tensor], what: str = "
     """Turns errors of a user's function into one sentence."""
     try:
         yield
-    except (CompileSweepError, torch.OutOfMemoryError):
+    except CompileSweepError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise WorkloadError(_explanation(workload, raw, error, what)) from error
 
 
 def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exception, what: str) -> str:
     came = ", ".join(f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in raw.items())
-    own = type(workload).loss_fn is not model_loss
+    own, function = type(workload).loss_fn is not model_loss, _function(workload)
     if isinstance(error, KeyError) and own and not what:
         asked = error.args[0] if error.args else "?"
-        return f"loss_fn asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"
+        return f"{function} asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"
     where = _place(error)
     if not what:
-        what = "loss_fn, or the model that it calls," if own else "the model, called with the batch,"
+        what = f"{function}, or the model that it calls," if own else "the model, called with the batch,"
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{what} failed{where} in eager mode, before anything was compiled: {reason}; the batch has {came}"
+    hint = _hint(workload, str(error), function)
+    return f"{what} failed{where} in eager mode, before anything was compiled: {reason}; the batch has {came}{hint}"
+
+
+def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
+    """Returns what is usually wrong, for errors that do not say it."""
+    if type(workload).loss_fn is model_loss and "unexpected keyword argument" in reason:
+        return "; without loss_fn, the model is called as model(**batch): name its tensors as forward does, or give loss_fn"
+    model = type(workload.build_model().get_submodule(MODEL)).__name__
+    if f"must be Tensor, not {model}" in reason or f"{model!r} object has no attribute" in reason:
+        return f"; {function} is called as {function}(model, batch), not with the model's outputs"
+    if "'metrics'" in reason:
+        return "; schedulers step without metrics here: use one that needs none"
+    return ""
 
 
 def _place(error: Exception) -> str:

@@ -37,6 +37,7 @@ from compile_sweep.contract.seeding import seeded
 from compile_sweep.contract.tensor_uses import TensorUses, find_uses, is_whole
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
+from compile_sweep.schema.outcome import is_out_of_memory
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
@@ -582,9 +583,11 @@ def _failing_as(what: str) -> Iterator[None]:
     """Turns any error of a user's function into a `WorkloadError` with the original as its cause."""
     try:
         yield
-    except (CompileSweepError, torch.OutOfMemoryError, _NoMoreBatches):
+    except (CompileSweepError, _NoMoreBatches):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
 
 

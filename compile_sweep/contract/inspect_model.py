@@ -169,7 +169,9 @@ def find_batch_changes(
     first = batches[0]
     for batch in batches:
         if {name: tensor.dim() for name, tensor in batch.items()} != {name: tensor.dim() for name, tensor in first.items()}:
-            raise WorkloadError(f"batches differ in their tensors: one has {_shapes(first)}, another {_shapes(batch)}")
+            only = " and ".join(sorted(first.keys() ^ batch.keys()))
+            right = f"; put {only} into all of them, a mask of ones where nothing is masked" if only else ""
+            raise WorkloadError(f"batches differ in their tensors: one has {_shapes(first)}, another {_shapes(batch)}{right}")
     if not any(tensor.dim() for tensor in first.values()):
         raise WorkloadError("batches hold no tensor with a dimension; give a mapping of names to tensors")
     together: dict[tuple[int, ...], list[tuple[str, int]]] = {}

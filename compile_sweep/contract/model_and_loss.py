@@ -46,13 +46,25 @@ class ModelAndLoss(nn.Module):
         whole = batch if self.structure is None else rebuild(self.structure, batch)
         if self.has_own_step:
             with torch.enable_grad():
-                return loss_of(self.loss_fn(self.model, whole)).detach().requires_grad_()
+                return self._detached(self.loss_fn(self.model, whole))
         found = self.loss_fn(self.model, whole)
         return loss_of(found) if self.training else found
 
+    def _detached(self, returned: Any) -> Tensor:
+        """Returns the loss of a step of the user's own, which may be a number, as `loss.item()` is."""
+        first = returned[0] if isinstance(returned, tuple | list) and returned else returned
+        if isinstance(first, float):
+            device = next((weights.device for weights in self.model.parameters()), None)
+            returned = torch.tensor(first, device=device)
+        return loss_of(returned, "step_fn").detach().requires_grad_()
 
-def loss_of(returned: Any) -> Tensor:
+
+def loss_of(returned: Any, function: str = "loss_fn") -> Tensor:
     """Extracts the loss from a loss function's result: itself, the first of a tuple, or `loss` of a dictionary or an output.
+
+    Args:
+        returned: The result.
+        function: What the user knows the function as.
 
     Raises:
         WorkloadError: There is no loss.
@@ -68,7 +80,7 @@ def loss_of(returned: Any) -> Tensor:
         what = (
             f"{type(returned).__name__} without a loss" if isinstance(returned, dict | tuple | list) else type(returned).__name__
         )
-        raise WorkloadError(f"loss_fn returned {what}; return the loss, a tensor, alone or first: return loss, logs")
+        raise WorkloadError(f"{function} returned {what}; return the loss, a tensor, alone or first: return loss, logs")
     return found
 
 

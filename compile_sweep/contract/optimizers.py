@@ -67,6 +67,7 @@ def make_optimizer(
         made = make(given, **options)
     except Exception as error:
         raise WorkloadError(f"optimizer_fn: {name} failed: {type(error).__name__}: {error}{_hint(name, error)}") from error
+    own = {id(weights) for _, weights in parameters}
     parts = list(made.values()) if isinstance(made, Mapping) else list(made) if isinstance(made, list | tuple) else [made]
     for part in parts:
         if not isinstance(part, torch.optim.Optimizer):
@@ -75,6 +76,11 @@ def make_optimizer(
             )
         if any(one.name == "closure" and one.default is Parameter.empty for one in signature(part.step).parameters.values()):
             raise WorkloadError(f"optimizer_fn: {name_of(make)} needs a closure at each step; use one that steps without")
+    if own and not any(id(weights) in own for part in parts for group in part.param_groups for weights in group["params"]):
+        raise WorkloadError(
+            f"optimizer_fn: {name} made an optimizer over other parameters than the model's, which would never train; make it of "
+            "the parameters that it is given"
+        )
     return parts[0] if len(parts) == 1 else SeveralOptimizers(parts)
 
 

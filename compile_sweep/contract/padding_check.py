@@ -7,7 +7,9 @@ compiled run with an eager one cannot show it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -16,6 +18,12 @@ from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import IGNORE_INDEX, ModelWorkload
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import WorkloadError
+
+Loss = tuple[float, float]
+"""A loss, and the norm of its gradients."""
+
+_MOST_TRIED = 16
+"""Combinations of other padding values that are tried; each takes a forward and a backward."""
 
 _TOLERANCE = 1e-3
 """Relative to the loss and to the norm of the gradients: many times float32's rounding in sums of another order."""
@@ -59,38 +67,73 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     if expected is None or found is None or _are_close(expected, found):
         return
     values = {name: value for name, (_, value) in padding.items()}
-    advice = _better_padding(workload, raw, [*untold], expected, device)
-    told = ", ".join(f"{name!r}: {value:g}" for name, value in values.items())
-    lengths = ", ".join(f"{name!r}: {dims}" for name, dims in workload.batch_changes.length.items())
     where = {name: " and ".join(map(str, dims)) for name, dims in untold.items()}
     what = ", ".join(f"{name} (dimension {dims}) with {values[name]:g}" for name, dims in where.items())
+    lengths = ", ".join(f"{name!r}: {dims}" for name, dims in workload.batch_changes.length.items())
     raise WorkloadError(
         f"padding changes what this workload trains on: batch {number}, padded from length {workload.length_of(raw)} to "
         f"{workload.max_length}, has loss {found[0]:.5g} instead of {expected[0]:.5g} and gradient norm {found[1]:.5g} instead "
-        f"of {expected[1]:.5g}; it pads {what}. {advice}mask what is padded in the model and the loss, or train on batches "
-        f"as they come with lengths='real'; dynamic={{{lengths}}} says which dimensions are the length; if the change is meant, "
-        f"say so with pad_with={{{told}}}"
+        f"of {expected[1]:.5g}; it pads {what}. {_advice(workload, raw, values, expected, device)}. "
+        f"dynamic={{{lengths}}} says which dimensions are the length"
     )
 
 
-def _better_padding(
-    workload: ModelWorkload, raw: Mapping[str, Tensor], names: list[str], expected: tuple[float, float], device: torch.device
+def _advice(
+    workload: ModelWorkload, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss, device: torch.device
 ) -> str:
-    """Returns advice on a tensor of labels that preserves the loss if it is padded with the index that losses ignore."""
-    for name in names:
-        if raw[name].dtype not in (torch.int32, torch.int64) or workload.padding_value(name, raw[name]) == IGNORE_INDEX:
-            continue
+    """Says what to write in `WorkloadFromModel`: padding values that preserve the loss if there are some, else no padding."""
+    real = "write lengths='real' to train on batches as they come"
+    told = _written(values)
+    if better := _better_values(workload, raw, values, expected, device):
+        return f"Write pad_with={_written(better)}, which leaves loss and gradients as they are, or {real}"
+    meant = f"pad_with={told} if the change is meant, as where your own collator pads to a fixed length"
+    return f"No other value leaves the loss as it is: {real}, or {meant}, or mask what is padded in the model and the loss"
+
+
+def _written(values: Mapping[str, float]) -> str:
+    texts = {name: f"{value:g}" if math.isfinite(value) else f"float('{value:g}')" for name, value in values.items()}
+    return "{" + ", ".join(f"{name!r}: {text}" for name, text in texts.items()) + "}"
+
+
+def _better_values(
+    workload: ModelWorkload, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss, device: torch.device
+) -> dict[str, float]:
+    """Returns other padding values that preserve loss and gradients, as few as possible; empty if none of those tried does."""
+    open_names = [name for name in values if name not in workload.pad_with]
+    others = {name: other for name in open_names if (other := _other_value(raw[name])) not in (None, values[name])}
+    together = [names for count in range(1, len(others) + 1) for names in combinations(others, count)]
+    for names in together[:_MOST_TRIED]:
+        chosen = {name: others[name] for name in names}
         padded = workload.padded_to(raw, workload.max_length)
-        kept = tuple(slice(0, size) for size in raw[name].shape)
-        ignored = torch.full_like(padded[name], IGNORE_INDEX)
-        ignored[kept] = raw[name][kept]
-        found = _loss_and_norm(workload, {**padded, name: ignored}, device)
+        for name, value in chosen.items():
+            kept = tuple(slice(0, size) for size in raw[name].shape)
+            filled = torch.full_like(padded[name], value)
+            filled[kept] = raw[name][kept]
+            padded[name] = filled
+        found = _loss_and_norm(workload, padded, device)
         if found is not None and _are_close(expected, found):
-            return f"{name} holds labels: pad_with={{{name!r}: {IGNORE_INDEX}}} leaves the loss as it is. Or "
-    return "Either "
+            return chosen
+    return {}
 
 
-def _loss_and_norm(workload: ModelWorkload, batch: Mapping[str, Tensor], device: torch.device) -> tuple[float, float] | None:
+def _other_value(tensor: Tensor) -> float | None:
+    """Returns the value besides 0 that often marks padding in a tensor like this one; None for numbers that may be anything."""
+    if tensor.dtype is torch.bool:
+        return 1  # True where a position is left out
+    if not tensor.numel() or tensor.is_complex():
+        return None
+    if not tensor.is_floating_point():
+        is_mask = tensor.dtype not in (torch.int32, torch.int64) or bool(((tensor == 0) | (tensor == 1)).all())
+        return 1 if is_mask and int(tensor.max()) <= 1 else IGNORE_INDEX
+    if bool(tensor.isnan().any()):
+        return math.nan
+    lowest = float(tensor.min())
+    if float(tensor.max()) <= 0 and lowest < -1000:
+        return lowest  # a mask that is added to scores
+    return 1 if bool(((tensor == 0) | (tensor == 1)).all()) else None
+
+
+def _loss_and_norm(workload: ModelWorkload, batch: Mapping[str, Tensor], device: torch.device) -> Loss | None:
     """Returns the loss and the norm of all gradients in float32, without dropout; None if the model does not run that way."""
     model = workload.build_model().to(device).float().eval()
     try:
@@ -104,5 +147,5 @@ def _loss_and_norm(workload: ModelWorkload, batch: Mapping[str, Tensor], device:
         return None
 
 
-def _are_close(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def _are_close(one: Loss, other: Loss) -> bool:
     return all(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)) + 1e-6 for a, b in zip(one, other, strict=True))

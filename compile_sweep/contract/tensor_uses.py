@@ -92,6 +92,7 @@ def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | Non
         batch: Tensors by name.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    batch = _apart(batch)
     for to_run in (lambda: {name: fake.from_tensor(tensor) for name, tensor in batch.items()}, lambda: dict(batch)):
         try:
             tensors = to_run()
@@ -102,6 +103,16 @@ def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | Non
             continue
         return watch.uses
     return None
+
+
+def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors that are in the batch under several names, such as labels that are the ids, to tell their uses apart."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in batch.items():
+        apart[name] = tensor.clone() if id(tensor) in seen else tensor
+        seen.add(id(tensor))
+    return apart
 
 
 def is_whole(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,12 @@ def stepped(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     loss = loss_of(model, batch)
     loss.backward()
     return loss.detach()
+
+
+def updated(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss = stepped(model, batch)
+    torch.optim.SGD(model.parameters()).step()
+    return loss
 
 
 class Duck:
@@ -74,6 +81,20 @@ class NoLoss(nn.Linear):
         ({"optimizer_fn": torch.optim.LBFGS}, "optimizer_fn: LBFGS needs a closure"),
         ({"optimizer_fn": torch.optim.Muon}, r"optimizer_fn: Muon failed: .*Muon is for matrices: return \["),
         ({"optimizer_fn": lambda weights: torch.optim.SGD(weights.items())}, r"optimizer_fn: .* it is given model\.parameters"),
+        ({"loss_fn": nn.CrossEntropyLoss()}, r"CrossEntropyLoss takes outputs and targets; give lambda model, batch: Cross"),
+        ({"loss_fn": functional.cross_entropy}, r"; loss_fn is called as loss_fn\(model, batch\), not with the model's outputs"),
+        ({"loss_fn": lambda model, x, y: None}, r"called as loss_fn\(model, batch\), and <lambda> takes \(model, x, y\)"),
+        ({"loss_fn": None, "step_fn": lambda m, b, optimizer: None}, r"called as step_fn\(model, batch\), and <lambda> takes"),
+        ({"loss_fn": None, "step_fn": lambda model, batch: None}, "step_fn returned NoneType; return the loss"),
+        ({"loss_fn": None, "step_fn": loss_of}, r"no parameter has a gradient after step_fn: it calls backward\(\)"),
+        ({"loss_fn": None, "step_fn": updated}, r"step_fn calls the step of its own optimizer, SGD, .* optimizer_fn=partial"),
+        (
+            {"optimizer_fn": torch.optim.SGD([torch.ones(1)])},
+            r"optimizer_fn .* is an optimizer, .* give partial\(torch\.optim\.SGD",
+        ),
+        ({"optimizer_fn": lambda _: torch.optim.SGD(nn.Linear(2, 2).parameters())}, "made an optimizer over other parameters"),
+        ({"scheduler_fn": torch.optim.lr_scheduler.StepLR}, r"and StepLR takes \(optimizer, step_size\); give partial\("),
+        ({"scheduler_fn": torch.optim.lr_scheduler.ReduceLROnPlateau}, "use one that needs none"),
         ({"accumulate": 3}, "accumulate=3 does not split 4 samples evenly"),
     ],
 )
@@ -81,6 +102,57 @@ def test_the_culprit_is_named(told: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message) as caught:
         check_first_step(made(**told), has_gpu=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "message"),
+    [
+        (nn.Linear(8, 3), batch_of, r"model_fn of WorkloadFromModel is a model, .* give lambda: Linear\("),
+        (nn.Linear, batch_of, r"called as model_fn\(\), and Linear takes \(in_features, out_features\); give lambda: Net"),
+        (lambda: nn.Linear(8, 3).requires_grad_(False), batch_of, "no parameter of the model has requires_grad"),
+        (lambda: nn.Linear(8, 3), lambda: batch_of(0), r"called as batch_fn\(number\), and <lambda> takes \(\)"),
+        (lambda: nn.Linear(8, 3), lambda number: {"x": np.ones((4, 8))}, r"'x' as ndarray, .* torch\.from_numpy"),
+        (
+            lambda: nn.Linear(8, 3),
+            lambda number: batch_of(0) | ({"mask": torch.ones(4)} if number else {}),
+            "another x .* mask .*; put mask into all of them, a mask of ones",
+        ),
+        (
+            lambda: nn.Linear(8, 3),
+            lambda number: batch_of(0) | {"mask": torch.ones(4) if number else None},
+            "made of: 'mask' is None in one and a tensor in another; make it the same in all of them",
+        ),
+        (
+            lambda: nn.Linear(8, 3),
+            lambda number: (batch_of(0), [torch.ones(2)] * (number + 1)),
+            "made of: '1' has 1 parts in one and 2 in another",
+        ),
+    ],
+)
+def test_a_model_or_batch_that_is_not_as_needed_is_named(model: Any, batch: Any, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message) as caught:
+        check_first_step(WorkloadFromModel(model, batch, loss_of, num_batches=2)(), has_gpu=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_may_return_a_number_and_step_an_optimizer_of_something_else() -> None:
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> float:
+        inner = nn.Linear(8, 3)
+        stepped(inner, batch)
+        torch.optim.SGD(inner.parameters()).step()
+        return stepped(model, batch).item()
+
+    check_first_step(workload := made(None, step_fn=step), has_gpu=False)
+    torch.testing.assert_close(
+        workload.build_model()(**(batch := batch_of(0))), made().build_model()(**batch), check_device=False
+    )
+
+
+def test_memory_that_lacks_is_left_to_the_trials_whichever_library_says_so() -> None:
+    def full(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+
+    check_first_step(made(full), has_gpu=False)
 
 
 def test_a_model_without_a_loss_is_told_of_its_labels() -> None:

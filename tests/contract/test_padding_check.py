@@ -196,3 +196,74 @@ def test_an_argument_that_a_full_mask_leaves_out_is_found() -> None:
 
     workload = made(Net, batches, lambda model, batch: model(**batch))
     assert workload.dynamic_dims("model.layers.0") == {"x": (1,), "mask": (1,)}
+
+
+class Attends(nn.Module):
+    """Averages over positions by a softmax of scores, as attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.head = nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        weight = (self.score(x)[..., 0] + bias).softmax(-1)
+        found: Tensor = self.head((weight[..., None] * x).sum(1))
+        return found
+
+
+def masked(number: int) -> dict[str, Tensor]:
+    left_out = torch.arange(LENGTHS[number]) >= torch.tensor([[LENGTHS[number]], [3], [2]])
+    return {"x": torch.randn(3, LENGTHS[number], 4), "left_out": left_out, "y": torch.tensor([0, 1, 1])}
+
+
+def attention_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    bias = batch["bias"] if "bias" in batch else torch.where(batch["left_out"].bool(), float("-inf"), 0.0)
+    return functional.cross_entropy(model(batch["x"], bias), batch["y"])
+
+
+def added(number: int) -> dict[str, Tensor]:
+    batch = masked(number)
+    return {"x": batch["x"], "bias": torch.where(batch["left_out"], float("-inf"), 0.0), "y": batch["y"]}
+
+
+def whole(number: int) -> dict[str, Tensor]:
+    batch = masked(number)
+    return batch | {"left_out": batch["left_out"].long()}
+
+
+def missing(number: int) -> dict[str, Tensor]:
+    x = torch.randn(3, LENGTHS[number], 4)
+    return {"x": x, "y": torch.where(torch.rand(3, LENGTHS[number]) < 0.3, float("nan"), x[..., 0])}
+
+
+def loss_of_known(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    known = ~batch["y"].isnan()
+    found = model(batch["x"])[..., 0]
+    return (found[known] - batch["y"][known]).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "loss", "written"),
+    [
+        (Attends, masked, attention_loss, {"left_out": 1}),
+        (Attends, whole, attention_loss, {"left_out": 1}),
+        (Attends, added, attention_loss, {"bias": float("-inf")}),
+        (lambda: nn.Linear(4, 1), missing, loss_of_known, {"y": float("nan")}),
+    ],
+    ids=["True is left out", "1 is left out", "added to scores", "nan is unknown"],
+)
+def test_a_value_that_leaves_the_loss_as_it_is_is_what_to_write(model: Any, batches: Any, loss: Any, written: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"Write pad_with=(\{.*?\}), which leaves loss and gradients as they are") as caught:
+        check_padding(made(model, batches, loss), CPU)
+    assert str(written).replace(": -inf", ": float('-inf')").replace(": nan", ": float('nan')") in str(caught.value)
+    check_padding(made(model, batches, loss, pad_with=written), CPU)
+
+
+def test_labels_that_are_the_tensor_of_the_ids_are_labels_all_the_same() -> None:
+    def tokens(number: int) -> dict[str, Tensor]:
+        ids = torch.randint(1, 20, (3, LENGTHS[number]))
+        return {"x": ids, "y": ids}
+
+    workload = made(Causal, tokens, cross_entropy)
+    check_padding(workload, CPU)
+    assert workload.padding() == {"x": ((1,), 0), "y": ((1,), -100)}

@@ -46,6 +46,7 @@ from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differ
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.outcome import is_out_of_memory
 from compile_sweep.schema.settings import Scope
 
 NUM_LINES = 2
@@ -382,8 +383,8 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
         return skipped("there is no memory for a second copy of the weights")
     try:
         return check_gradients(subject, rounding=rounding, draws=draws, eagerly=run_eagerly)
-    except torch.OutOfMemoryError:
-        if several:  # others wait for this worker
+    except Exception as error:
+        if several or not is_out_of_memory(error):  # several: others wait for this worker
             raise
         return skipped("there is no memory for a second copy of the weights")
 
