@@ -154,6 +154,7 @@ Wav2Vec2 = make(
         )
     ),
     sound,
+    lengths="real",
 )
 Whisper = make(
     lambda: hf.WhisperForConditionalGeneration(

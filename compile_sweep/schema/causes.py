@@ -180,7 +180,7 @@ BREAKS = (
     _break(
         "requires_grad_() in the forward",
         "call requires_grad_() on the tensor before the forward, outside compiled code",
-        headline=r"Tensor\.requires_grad_\(\)",
+        headline=r"Tensor\.requires_grad_\(\)|setattr\(\) on Tensor\.requires_grad",
     ),
     _break("sparse tensor", _DENSE, headline=r"sparse Tensor"),
     _break("sparse tensor", _DENSE, explanation=r"`[^`]*\bsparse_\w+_tensor"),
@@ -304,6 +304,12 @@ GUARDS = (
         r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+",
         "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
         "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
+    ),
+    _guard(
+        "length after a graph break",
+        r"tensor '___stack\d+\S*' size mismatch at index [1-9]",
+        "a tensor that comes out of a graph break is not marked as dynamic, so its first length takes a graph of its own: fix "
+        "the break at this line",
     ),
     _guard(
         "output of unknown size",

@@ -88,6 +88,8 @@ def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Seq
     """
     first, cause = series.first, _cause(series, lengths, breaks)
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
+        if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:
+            cause = next(one for one in GUARDS if one.name == "length after a graph break")
         if cause is None:
             return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
         return f"the size of {_named(size[1])} changed: {cause.advice}"

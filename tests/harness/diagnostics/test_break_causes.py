@@ -102,6 +102,11 @@ def with_input_that_needs_a_gradient(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+def with_gradient_switched_on(net: Net, x: Tensor) -> Tensor:
+    x.requires_grad = True
+    return net.layer(x)
+
+
 def with_sparse(net: Net, x: Tensor) -> Tensor:
     return torch.sparse.mm(torch.eye(4).to_sparse(), net.layer(x))
 
@@ -548,6 +553,7 @@ BREAKS = [
     Case("print, logging and warnings", with_standard_output, with_print_unless_compiling),
     Case("file, clock or system call", with_folder, plain),
     Case("requires_grad_() in the forward", with_input_that_needs_a_gradient, plain),
+    Case("requires_grad_() in the forward", with_gradient_switched_on, plain),
     Case("sparse tensor", with_sparse, with_dense),
     Case("packed sequences", with_packed, plain),
     Case("print, logging and warnings", with_print, with_print_unless_compiling),

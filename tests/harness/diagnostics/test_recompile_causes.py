@@ -14,9 +14,11 @@ import torch
 from faulty_models import Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
 from torch import Tensor, nn
 
+from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.schema import causes
 from compile_sweep.schema.recompiles import Recompile, fold_recompiles
+from compile_sweep.schema.settings import CompileSettings
 
 pytestmark = pytest.mark.slow
 
@@ -344,6 +346,35 @@ def test_layers_that_are_unfrozen_late_take_one_graph_more() -> None:
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
     assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == ["frozen and trained parameters"], guards
     assert is_clean(found)
+
+
+@torch.compiler.disable
+def plus_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def broken_by_a_call(x: Tensor) -> Tensor:
+    return plus_one(x * 2) * 3
+
+
+def broken_between_lines(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y * 3
+
+
+@pytest.mark.parametrize("function", [broken_by_a_call, broken_between_lines])
+def test_a_length_behind_a_graph_break_is_not_marked_and_the_break_is_what_to_fix(function: Callable[[Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    with capture_diagnostics() as found:
+        for length in (4, 7, 9):
+            torch._dynamo.mark_dynamic(x := torch.randn(3, length), 1)
+            compiled(x)
+    (series,) = fold_recompiles(found.recompile_reasons)
+    settings = CompileSettings.parse("scope=full,dynamic=mark,pad_multiple=1")
+    said = explain_recompiles(series, KnownSizes(settings=settings, max_length=9, batch_size=3), found.graph_break_reasons)
+    assert said.endswith("fix the break at this line")
 
 
 def with_moving_average(net: Net, x: Tensor) -> Tensor:
