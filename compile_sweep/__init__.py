@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from compile_sweep.harness.measurement import Protocol
     from compile_sweep.harness.prepare import prepare
     from compile_sweep.schema.record import Measurement
-    from compile_sweep.script.callbacks import lightning_callback, trainer_callback
-    from compile_sweep.script.winner import apply, steps
+    from compile_sweep.script.winner import apply, lightning_callback, steps, trainer_callback
 
 __version__ = "0.2.0"
 
@@ -62,12 +61,12 @@ _WITH_TORCH = {
     "Workload": "compile_sweep.contract.base",
     "WorkloadFromModel": "compile_sweep.contract.from_model",
     "apply": "compile_sweep.script.winner",
-    "lightning_callback": "compile_sweep.script.callbacks",
+    "lightning_callback": "compile_sweep.script.winner",
     "load_workload": "compile_sweep.contract.base",
     "measure": "compile_sweep.harness.measure",
     "prepare": "compile_sweep.harness.prepare",
     "steps": "compile_sweep.script.winner",
-    "trainer_callback": "compile_sweep.script.callbacks",
+    "trainer_callback": "compile_sweep.script.winner",
 }
 
 

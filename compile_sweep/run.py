@@ -28,7 +28,7 @@ class Options:
     """A sweep's folder, whose best setting is taken, one of its settings as DIR:A7, a JSON file, or text such as
     scope=full,dynamic=auto."""
     script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py …")]
-    """The script, followed by its own arguments."""
+    """The script, or a module as for python -m, followed by its own arguments."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     with applier.own_compile.answered(plainly=not applier.settings.as_written):
         applier.begin()
         try:
-            run_as_main(job.path, job.arguments, shown_as=shown_as)
+            run_as_main(job.path, job.arguments, module=job.module, shown_as=job.path if job.module else shown_as)
         finally:
             applier.end()
     return 0
@@ -68,7 +68,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] == "--settings" else 1
     rest = list(words[at + 1 :])
-    return list(words[: at + 1]), rest[1:] if rest[:1] == ["--"] else rest
+    own = [word for word in words[: at + 1] if word != "-m"]  # as before a module's name behind `python` and `torchrun`
+    return own, rest[1:] if rest[:1] == ["--"] else rest
 
 
 if __name__ == "__main__":

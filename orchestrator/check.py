@@ -63,7 +63,7 @@ class Options:
     workload: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")] = None
     """A built-in workload's name, or package.module:Class or path/to/file.py:Class for your own."""
     script: str | None = None
-    """A training script to check instead of a workload; its own arguments follow after --."""
+    """A training script, or a module as for python -m, to check instead of a workload; its arguments follow after --."""
     in_place: Flag = False
     """Run the script in its own folder, where its files then stay, instead of in a copy made of links."""
     size: str | None = None

@@ -360,7 +360,7 @@ class Run:
     vary: Annotated[tuple[str, ...], _SETTINGS, tyro.conf.arg(metavar="FIELD=VALUES …")] = ()
     """Values of any field to combine with every setting, like group_window=1,100."""
     script: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A training script to run unchanged instead of a workload; its own arguments follow after --."""
+    """A training script, or a module as for python -m, to run unchanged instead of a workload; its arguments follow after --."""
     in_place: Flag = False
     """Run the script in its own folder, where its files then stay, instead of in a copy made of links."""
     compile_loss: Flag = False

@@ -156,7 +156,7 @@ def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> 
         WorkloadError: There is no such workload.
     """
     if job:
-        console.print(f"planning a sweep of {job.path} …", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"planning a sweep of {job.given} …", markup=False, highlight=False, soft_wrap=True)
         return Describer()
     find_workload(config.workload)
     describer = Describer(with_current_folder=is_in_users_folder(config.workload))

@@ -472,6 +472,12 @@ def cause_of_break(text: str) -> Cause | None:
     )
 
 
+_FSDP2S = (
+    "torch never compiles FSDP2's hooks, so that a model with sharded parts is never one graph: use scope=regional, which "
+    "compiles its blocks inside their hooks"
+)
+
+
 def advice_on_break(text: str) -> str | None:
     """Returns what helps against a graph break."""
     head = text.partition("\n")[0]
@@ -479,6 +485,8 @@ def advice_on_break(text: str) -> str | None:
         return _OPTIMIZERS
     if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
         return _DDPS
+    if " of FSDP" in head and "`disable`" in text:  # the class of a module that fully_shard() has sharded begins like that
+        return _FSDP2S
     cause = cause_of_break(text)
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
         return cause.advice if cause else None

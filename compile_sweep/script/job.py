@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ NO_BATCH_ARGUMENT = (
     "batch_size is passed to a script by its own option for it; name that with --batch-arg, as --batch-arg --batch-size, or "
     "leave batch_size out"
 )
+
+
+SEE_OUTPUT = "the end of its output says why"
+"""Ends a sentence about a script whose own output is needed to understand it."""
 
 
 class ScriptError(CompileSweepError):
@@ -38,6 +44,8 @@ class ScriptJob:
 
     path: str
     """Absolute path of the Python file."""
+    module: str | None = None
+    """Dotted name that it runs under, as `python -m` would run it; None for a file that runs by its path."""
     arguments: tuple[str, ...] = ()
     """The script's own arguments, `sys.argv[1:]`."""
     folder: str
@@ -60,19 +68,32 @@ class ScriptJob:
         seed: int = 0,
         batch_argument: str | None = None,
     ) -> ScriptJob:
-        """Returns the job that starts this file from a folder, by default the current one.
+        """Returns the job that starts this file or module from a folder, by default the current one.
+
+        Args:
+            path: Path of a Python file or, for what starts with `python -m`, a module's dotted name.
+            arguments: The script's own arguments.
+            folder: Working directory.
+            in_place: Whether it runs in that folder itself.
+            seed: Seed that is set before it begins.
+            batch_argument: The script's own option for its batch size.
 
         Raises:
-            ScriptError: There is no such file, or it is not a Python file.
+            ScriptError: There is no such file or module, or it is not a Python file.
         """
         base = Path(folder or os.getcwd()).absolute()
-        file = base / path
+        file, module = base / path, None
         if not file.is_file():
-            raise ScriptError(f"--script {path}: there is no such file in {base}; name a Python file")
+            if (found := _file_of_module(path, base)) is None:
+                raise ScriptError(
+                    f"--script {path}: there is no such file in {base}; name a Python file or, as for python -m, a module"
+                )
+            file, module = found, path
         if file.suffix != ".py":
             raise ScriptError(f"--script {path} is not a Python file; name the file that trains, without a launcher")
         return cls(
             path=os.path.normpath(file),
+            module=module,
             arguments=tuple(arguments),
             folder=str(base),
             in_place=in_place,
@@ -111,8 +132,36 @@ class ScriptJob:
 
     @property
     def name(self) -> str:
-        """Name in records: the file's name."""
-        return Path(self.path).name
+        """Name in records: the file's name, or the module's."""
+        return self.module or Path(self.path).name
+
+    @property
+    def shown(self) -> str:
+        """How a person names it in its working directory."""
+        path = Path(self.path)
+        return self.module or str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
+
+    @property
+    def given(self) -> str:
+        """What `of` takes to return this job again: the module's name, or the file's path."""
+        return self.module or self.path
+
+
+def _file_of_module(name: str, folder: Path) -> Path | None:
+    """Returns the file that `python -m NAME` runs from a folder, without importing anything; None if there is none."""
+    first, *rest = name.split(".")
+    if not all(part.isidentifier() for part in (first, *rest)):
+        return None
+    spec = PathFinder.find_spec(first, [str(folder)]) or importlib.util.find_spec(first)
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(part, spec.submodule_search_locations)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is not None:  # a package runs its __main__
+        spec = PathFinder.find_spec("__main__", spec.submodule_search_locations)
+    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 _NEEDS_RANK = re.compile(r"""environ\[\s*["'](LOCAL_)?RANK["']\s*\]|init_process_group\(""")

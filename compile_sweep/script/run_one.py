@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_head
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import measured, numbers
-from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.main_module import run_as_main
+from compile_sweep.script.processes import ELSEWHERE
 from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import NO_OPTIMIZER, Kind, Session, Stop, leave
 
@@ -78,10 +80,12 @@ class Reporter:
 
     def error(self, error: BaseException) -> None:
         """Writes the error of a run that ended without a result."""
-        traceback.print_exception(error)
+        if not isinstance(error, ScriptError):
+            print_from_script(error)
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         is_compilers = is_compiler_error(error)
-        self._write("outcome", {"error_type": name, "error_text": str(error), "error_is_compilers": is_compilers})
+        outcome = {"error_type": name, "error_text": str(error), "error_is_compilers": is_compilers, "error_at": place_of(error)}
+        self._write("outcome", outcome)
 
     def _tell(self, **news: Any) -> None:
         self._progress |= news
@@ -120,6 +124,28 @@ def main(assignment: Path) -> None:
     leave()
 
 
+_OWN_FOLDER = str(Path(__file__).parents[1])
+
+
+def print_from_script(error: BaseException) -> None:
+    """Prints the traceback of an exception, beginning in the script."""
+    rest = error.__traceback__
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        rest = rest.tb_next
+    traceback.print_exception(error.with_traceback(rest))
+
+
+def place_of(error: BaseException) -> str:
+    """Returns the file's name and line of the innermost frame outside installed packages; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not (_is_installed(frame.filename) or frame.filename.startswith("<"))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file or file.startswith((_OWN_FOLDER, sysconfig.get_path("stdlib")))
+
+
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:
     """Runs the script until the session is over; returns why it is not, unless the session reported that itself.
 
@@ -133,13 +159,13 @@ def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> Bas
     with empty_standard_input() as read:
         try:
             with session.running(), keeping_writes(base):
-                run_as_main(script, job.arguments)
+                run_as_main(script, job.arguments, module=job.module)
         except Stop:
             return None
         except SystemExit as error:
             return None if session.finish_early() else ended_early(session, error.code, has_read=read())
         except BaseException as error:
-            return None if session.is_over else asked(error, has_read=read()) or error
+            return None if session.is_over else asked(error, has_read=read()) or not_found(error, job) or error
         return None if session.finish_early() else ended_early(session, 0, has_read=read())
 
 
@@ -184,6 +210,21 @@ def asked(error: BaseException, *, has_read: bool) -> ScriptError | None:
     return None
 
 
+def not_found(error: BaseException, job: ScriptJob) -> ScriptError | None:
+    """Returns the error for a script that imports from its working directory, as only `python -m` does; None for others."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None or job.module is not None:
+        return None
+    beside = Path(job.folder, error.name.partition(".")[0])
+    file = Path(job.path)
+    if not (beside.is_dir() or beside.with_suffix(".py").is_file()) or not file.is_relative_to(job.folder):
+        return None
+    name = ".".join(file.relative_to(job.folder).with_suffix("").parts)
+    return ScriptError(
+        f"the script found no module {error.name}, which Python finds in the working directory only with -m; name the script as "
+        f"a module, {name} instead of {file.relative_to(job.folder)}"
+    )
+
+
 def ended_early(session: Session, code: Any, *, has_read: bool = False) -> ScriptError:
     """Returns why a script that has ended produced no figures, and what to do."""
     error = _ended_early(session, code)
@@ -194,9 +235,10 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
     found = session.found
     steps = found.num_steps + len(session.sizes)
     if code not in (0, None):
-        said = f"exit code {code}" if isinstance(code, int) else f"the message {str(code).strip()[:200]!r}"
+        if not isinstance(code, int):
+            return ScriptError(f"the script ended after {steps} steps with the message {str(code).strip()[:200]!r}")
         hint = "; it may not know one of its arguments, which stand behind --" if code == 2 else ""
-        return ScriptError(f"the script ended with {said} after {steps} steps{hint}; the end of its output says why")
+        return ScriptError(f"the script ended with exit code {code} after {steps} steps{hint}; {SEE_OUTPUT}")
     if session.other_steps:
         return ScriptError(
             f"the script trained one model for {steps} steps and then others for {session.other_steps}, as cross-validation "
@@ -208,10 +250,12 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
         )
     if session.num_losses:
         return ScriptError(NO_OPTIMIZER)
-    if session.own_processes:
+    if session.processes.number:
+        return ScriptError(ELSEWHERE)
+    if session.processes.scripts:
         return ScriptError(
-            "the script never trains in its own process; it starts others, in which nothing can be measured: write it for "
-            "torchrun and give --workers-per-trial"
+            f"the script ended without a training step, but ran {session.processes.scripts[-1]}; if that trains, name it instead "
+            "with its own arguments behind --"
         )
     return ScriptError(
         "the script ended without a training step: no backward pass and no step of an optimizer of torch.optim; name the script "

@@ -16,11 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-import torch.multiprocessing
 from torch import Tensor
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.utils import counters
@@ -50,6 +48,7 @@ from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, syn
 from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, tensors_in
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
+from compile_sweep.script.processes import ELSEWHERE, Processes
 from compile_sweep.script.replace import replaced
 from compile_sweep.script.window import Stream
 
@@ -147,8 +146,8 @@ class Session:
         """Number of backward passes."""
         self.other_steps = 0
         """Steps, since the discovery, of optimizers that train modules other than the measured ones."""
-        self.own_processes = 0
-        """Processes that the script started for training."""
+        self.processes = Processes(refuse=lambda reason: self._fail(ScriptError(reason)), has_trained=lambda: self.num_losses > 0)
+        """Processes that the script started."""
         self._on_phase, self._on_first_pass, self._on_over = on_phase, on_first_pass, on_over
         self._watch = Watch(self._watched_step, self._discovered)
         self._undo, self._hooks = ExitStack(), ExitStack()
@@ -190,8 +189,7 @@ class Session:
             around.enter_context(loaders_watched(lambda: self._clock))
             around.enter_context(replaced(torch.autograd, "backward", self._noting_losses))
             around.enter_context(replaced(torch, "save", self._noting_saves))
-            around.enter_context(replaced(BaseProcess, "start", self._noting_processes))
-            around.enter_context(replaced(torch.multiprocessing, "spawn", _refusing))
+            around.enter_context(self.processes.watched())
             around.callback(self._undo.close)
             around.callback(self._hooks.close)  # not earlier: torch allows no hook to be removed while hooks run
             around.callback(self._watch.end)
@@ -223,11 +221,17 @@ class Session:
 
     def _watched_step(self) -> None:
         self._step_losses.clear()
+        if self.processes.is_fork:
+            if not self.processes.trained_before:
+                self._fail(ScriptError(ELSEWHERE))
+            return
         if not self.found.targets and self.found.num_steps >= MAX_STEPS:  # watching ends in a module's call, and there was none
             self._fail(ScriptError(NO_MODULE))
 
     def _discovered(self) -> None:
         """Applies the settings, and sets the hooks that mark steps from here on."""
+        if self.processes.is_fork:
+            return
         try:
             self._begin()
         except Exception as error:  # raised in a module's call, where the script might catch it
@@ -238,6 +242,11 @@ class Session:
         if not found.targets:
             raise ScriptError(NO_MODULE)
         name_targets(found.targets, vars(sys.modules["__main__"]))
+        if self._compiles_modules and any(isinstance(target.module, torch.jit.ScriptModule) for target in found.targets):
+            raise ScriptError(
+                "the script makes its model a torch.jit.ScriptModule, which torch.compile cannot compile; leave torch.jit.script "
+                "or torch.jit.trace out"
+            )
         self.device = found.primary.device
         if found.anchor is not None:
             self._anchor = found.anchor
@@ -312,13 +321,6 @@ class Session:
 
         return noted
 
-    def _noting_processes(self, start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
-        def noted(process: BaseProcess) -> None:
-            self.own_processes += 1
-            start(process)
-
-        return noted
-
     def _noting_saves(self, save: Callable[..., None]) -> Callable[..., None]:
         def noted(*args: Any, **kwargs: Any) -> None:
             self._interrupt()
@@ -328,6 +330,8 @@ class Session:
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped: the anchor, or one that the script made later, as when it unfreezes layers."""
+        if self.processes.is_fork:
+            return
         if self._is_over:  # the script caught what was to end it
             leave()
         if optimizer is not self._anchor:
@@ -497,15 +501,3 @@ def _size_of(args: Any, kwargs: Any) -> tuple[int, int]:
         if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
             tokens = tensor.size(0) * tensor.size(1)
     return samples or 1, tokens or samples or 1
-
-
-def _refusing(spawn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a replacement that refuses training processes started by the script, in which nothing could be measured."""
-
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise ScriptError(
-            "the script starts its training processes itself, with torch.multiprocessing.spawn; write it for torchrun, which "
-            "sets RANK and WORLD_SIZE, and give --workers-per-trial"
-        )
-
-    return refused

@@ -26,7 +26,7 @@ from compile_sweep.schema.causes import advice_on_error
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
-from compile_sweep.script.job import ScriptJob, needs_launcher
+from compile_sweep.script.job import SEE_OUTPUT, ScriptJob, needs_launcher
 
 if TYPE_CHECKING:
     from compile_sweep.harness.numerics.gradient_check import GradientCheck
@@ -54,24 +54,33 @@ class RunFailed(Exception):
         error_type: Dotted name of the exception's class; None if the process ended without one.
         text: Message of the exception.
         from_compiler: Whether the compiler raised it.
-        output: The last lines that the script printed, unless they are in a log.
+        output: The last lines that the script printed, unless they are in a log or do not matter.
+        at: File and line of the exception.
     """
 
-    def __init__(self, error_type: str | None, text: str, from_compiler: bool = False, output: Sequence[str] = ()) -> None:
-        super().__init__(error_type, text, from_compiler, output)
-        self.error_type, self.text, self.from_compiler, self.output = error_type, text, from_compiler, output
+    def __init__(
+        self, error_type: str | None, text: str, from_compiler: bool = False, output: Sequence[str] = (), at: str = ""
+    ) -> None:
+        super().__init__(error_type, text, from_compiler, output, at)
+        self.error_type, self.text, self.from_compiler, self.at = error_type, text, from_compiler, at
+        self.output = output if error_type is None or not self._is_ours or SEE_OUTPUT in text else ()
 
     def __str__(self) -> str:
         return self.text
 
     @property
+    def _is_ours(self) -> bool:
+        return (self.error_type or "ScriptError").rpartition(".")[2] == "ScriptError"
+
+    @property
     def sentence(self) -> str:
         """The error's text. An exception that is not ours is attributed to the script or, with what helps, to the compiler."""
-        name = (self.error_type or "").rpartition(".")[2]
-        if name in ("", "ScriptError"):
+        if self._is_ours:
             return self.text
+        name = (self.error_type or "").rpartition(".")[2]
         if not self.from_compiler:
-            return f"the script raised {name}: {self.text}"
+            said = f"the script raised {name}{f' at {self.at}' if self.at else ''}"
+            return f"{said}: {self.text}" if self.text else said
         advice = advice_on_error(self.text)
         return f"the compiler raised {name}: {self.text}{f'; {advice}' if advice else ''}"
 
@@ -172,7 +181,8 @@ class ScriptTrial:
             raise RunFailed(None, _how_it_ended(process.returncode), output=output)
         outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
         if "error_type" in outcome:
-            raise RunFailed(outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"], output)
+            error = (outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"])
+            raise RunFailed(*error, output, outcome["error_at"])
         shutil.rmtree(base, ignore_errors=True)
         return outcome
 
@@ -287,4 +297,6 @@ def _how_it_ended(code: int) -> str:
     if code < 0:
         with suppress(ValueError):
             return f"the script's process was ended by {signal.Signals(-code).name}"
-    return f"the script's process ended with exit code {code} before anything was measured"
+    return (
+        f"the script's process ended with exit code {code}, by os._exit or in native code, and nothing was measured; {SEE_OUTPUT}"
+    )

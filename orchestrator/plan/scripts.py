@@ -63,7 +63,7 @@ def job_of(
         before = ScriptJob.from_dict(stored)
         own = before.arguments if arguments is None else arguments
         return ScriptJob.of(
-            before.path,
+            before.given,
             own,
             folder=before.folder,
             in_place=before.in_place,
@@ -140,7 +140,7 @@ def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int =
     """
     launcher = ["python"] if num_workers == 1 else ["torchrun", "--nproc-per-node", str(num_workers)]
     arguments = job.under(CompileSettings.parse(settings_key)).arguments
-    words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.path, *arguments]
+    words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.given, *arguments]
     same = equivalents(CompileSettings.parse(settings_key), _text_of(Path(job.path)))
     return {"trains with the recommended setting": shlex.join(words)} | {
         f"the same in {place}(...)": text for place, text in same

@@ -16,6 +16,7 @@ import torch
 from sweep_folders import make_sweep as make_sweep
 
 from compile_sweep.harness.measurement import Protocol
+from compile_sweep.harness.source_runtime import OWN_CODE
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.run_one import run_script
@@ -50,6 +51,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     ) -> tuple[Session, BaseException | None]:
         monkeypatch.chdir(folder)
         torch._dynamo.reset()
+        OWN_CODE.clear()  # code is equal in two scripts that only differ in their files
         job = ScriptJob.of(script, arguments, folder=str(folder))
         session = Session(CompileSettings.parse(settings), kind=kind, protocol=Protocol(**{**SHORT, **protocol}))
         return session, run_script(session, job.path, job, folder.parent)

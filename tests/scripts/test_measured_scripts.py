@@ -242,6 +242,12 @@ def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str,
         ("import json, sys\njson.load(sys.stdin)\n", "; it read standard input, which is empty"),
         ("import sys\nfor line in sys.stdin:\n    print(line)\n", "; it read standard input, which is empty"),
         ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "write it for torchrun"),
+        ("from torch.multiprocessing import start_processes\nstart_processes(print, nprocs=2)\n", "write it for torchrun"),
+        ("import subprocess\nsubprocess.run(['torchrun', '--nproc-per-node', '2', 'x.py'])\n", "its training with torchrun"),
+        ("import os\nos.system('python -m torch.distributed.run x.py')\n", "with python -m torch.distributed.run"),
+        ("import subprocess\nsubprocess.run('true', shell=True)\n", "without a training step"),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, 'none.py'])\n", "but ran none.py"),
+        ("import sys\nsys.exit('no data at /data')\n", "after 0 steps with the message 'no data at /data'"),
         (
             "import torch\nw = torch.nn.Parameter(torch.ones(3))\nfor _ in range(5):\n    (w * 2).sum().backward()\n",
             "compile_sweep.steps(loader)",
@@ -262,6 +268,116 @@ def test_a_script_that_cannot_be_measured_is_told_what_to_do(run: Run, folder: P
     (folder / "odd.py").write_text(text)
     session, error = run("odd.py", "scope=eager")
     assert said in str(error or session.error)
+
+
+FORKED = """
+import torch
+import torch.multiprocessing as mp
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+
+def fork():
+    process = mp.get_context("fork").Process(target=train, args=(torch.nn.Linear(8, 1),))
+    process.start()
+    process.join()
+
+"""
+
+
+def test_a_script_that_trains_in_forked_processes_is_told_without_waiting_for_them(run: Run, folder: Path) -> None:
+    (folder / "forks.py").write_text(FORKED.replace("STEPS", "10**9") + "fork()\n")
+    _, error = run("forks.py", "scope=eager")
+    assert "never trains in its own process" in str(error)
+
+
+def test_a_process_that_a_training_script_forks_trains_without_being_measured(run: Run, folder: Path) -> None:
+    text = (
+        FORKED.replace("STEPS", "30") + "model = torch.nn.Linear(8, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    )
+    loop = "for step in range(3000):\n    model(torch.randn(4, 8)).square().mean().backward()\n    optimizer.step()\n"
+    (folder / "forks_later.py").write_text(f"{text}{loop}    if step in (1, 20):\n        fork()\n")
+    session, error = run("forks_later.py", "scope=eager")
+    assert error is session.error is None
+    assert session.processes.number == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_that_torchscript_made_is_refused_before_it_is_compiled(run: Run, folder: Path) -> None:
+    (folder / "scripted.py").write_text(
+        "import torch\nmodel = torch.jit.script(torch.nn.Linear(8, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3000):\n    model(torch.randn(4, 8)).square().mean().backward()\n    optimizer.step()\n"
+    )
+    session, _ = run("scripted.py", AOT)
+    assert "torch.jit.ScriptModule" in str(session.error)
+
+
+LOOP = """
+for step in range(3000):
+    optimizer.zero_grad()
+    STEP
+    optimizer.step()
+"""
+
+NET = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 4)
+    def forward(self, x):
+        return self.last(self.drop(self.first(x)).relu())
+    def training_step(self, x):
+        return self(x).square().mean()
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+CALL = "model(torch.randn(4, 8)).square().mean().backward()"
+
+EVALUATES = "model(torch.randn(4, 8)).sum().backward()\n    with torch.no_grad():\n        model.eval()(torch.ones(4, 8))"
+
+CLOSURE = "def closure():\n    loss = model(torch.ones(4, 8)).square().mean() + 1\n    loss.backward()\n    return loss\n"
+
+WAYS = {
+    "a method other than forward": NET + LOOP.replace("STEP", "model.training_step(torch.randn(4, 8)).backward()"),
+    "three forwards": NET
+    + LOOP.replace("STEP", "nn.functional.triplet_margin_loss(*(model(torch.randn(4, 8)) for _ in range(3))).backward()"),
+    "a compiled function around the loss": NET
+    + "@torch.compile\ndef loss_of(x):\n    return model(x).square().mean()\n"
+    + LOOP.replace("STEP", "loss_of(torch.randn(4, 8)).backward()"),
+    "an evaluation in each step": NET + LOOP.replace("STEP", EVALUATES),
+    "tied weights": NET.replace("8, 4)", "8, 8)") + "model.last.weight = model.first.weight\n" + LOOP.replace("STEP", CALL),
+    "a closure": NET + CLOSURE + LOOP.replace("STEP", "pass").replace("step()", "step(closure)"),
+    "another working directory": "import os\nos.makedirs('outputs/run')\nos.chdir('outputs/run')\nassert os.stat(__file__)\n"
+    + NET
+    + LOOP.replace("STEP", CALL),
+    "a model that moves after its optimizer is made": NET
+    + "model.to('cpu').double()\n"
+    + LOOP.replace("STEP", CALL.replace("4, 8)", "4, 8).double()")),
+    "a scheduler": NET
+    + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+    + LOOP.replace("STEP", CALL)
+    + "    scheduler.step()\n",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_module_is_compiled_however_the_script_is_written(run: Run, folder: Path, way: str) -> None:
+    (folder / "written.py").write_text(WAYS[way])
+    session, error = run("written.py", AOT)
+    assert error is session.error is None
+    assert [target.name for target in session.found.targets] == ["model"]
+    figures = measured.measurement(session)
+    assert figures.graphs >= 1
+    assert figures.fallbacks == []
 
 
 STAGES = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.outcome import Phase
+from compile_sweep.schema.outcome import Phase, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numbers
-from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.measured import other_batch_size
+from compile_sweep.script.run_one import place_of, print_from_script, run_script
+from compile_sweep.script.session import Session
 from compile_sweep.script.trial import RunFailed, ScriptTrial
 from tests.scripts.conftest import SHORT
 
@@ -63,6 +66,30 @@ def test_an_error_of_the_compilers_is_told_as_that_with_what_helps(from_compiler
     assert re.search(said, RunFailed("builtins.RuntimeError", text, from_compiler).sentence)
 
 
+def test_an_error_of_the_scripts_says_where_and_its_output_is_kept_only_where_it_helps() -> None:
+    raised = RunFailed("builtins.AssertionError", "", output=["Traceback"], at="train.py:3")
+    assert (raised.sentence, raised.output) == ("the script raised AssertionError at train.py:3", ["Traceback"])
+    ours = "compile_sweep.script.job.ScriptError"
+    assert RunFailed(ours, "the script spawns", output=["loading"]).output == ()
+    assert RunFailed(ours, f"exit code 2; {SEE_OUTPUT}", output=["usage: …"]).output == ["usage: …"]
+
+
+@pytest.mark.parametrize("text", ["assert False, 'bad batch'\n", "def f(:\n"])
+def test_a_traceback_begins_in_the_script(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "odd.py").write_text(text)
+    job = ScriptJob.of("odd.py", folder=str(folder))
+    session = Session(CompileSettings.parse("scope=eager"))
+    kept = sys.modules["__main__"], sys.argv[:], sys.path[:]
+    try:
+        error = run_script(session, job.path, job, folder.parent)
+    finally:
+        sys.modules["__main__"], sys.argv[:], sys.path[:] = kept
+    assert error is not None
+    assert place_of(error) == ("odd.py:1" if "assert" in text else "")
+    print_from_script(error)
+    assert "compile_sweep" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
     trial = ScriptTrial(
@@ -86,6 +113,12 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
             "scope=regional,dynamic=auto",
             "skipped",
             marks=pytest.mark.nightly("compiles in two more processes; `make test` measures DDP"),
+        ),
+        pytest.param(
+            "fsdp.py",
+            "scope=full,dynamic=auto",
+            "skipped",
+            marks=pytest.mark.nightly("the same, and its advice is tested with recorded text"),
         ),
     ],
 )
@@ -146,6 +179,9 @@ def test_two_workers_step_together_and_are_measured_as_one(
     assert phases == ([Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE],) * 2
     assert (references / "eager-0").exists()
     assert files_of(folder) == before
+    if script == "fsdp.py":
+        verdict = judge_measurement(first, claims_cudagraphs=False)
+        assert ("which compiles its blocks inside their hooks" in str(verdict.reason)) is settings.startswith("scope=full")
 
 
 @pytest.mark.slow

@@ -21,8 +21,9 @@ from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.equivalents import accelerate_plugin, equivalents, training_arguments
-from compile_sweep.script.job import needs_launcher
+from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
 from compile_sweep.script.main_module import run_as_main
+from compile_sweep.script.run_one import not_found
 from compile_sweep.script.winner import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,6 +231,32 @@ def test_a_file_with_relative_imports_runs_as_a_module_of_its_package(tmp_path: 
         assert vars(sys.modules["__main__"])["seen"] == (3, "outer.inner", "__main__")
     finally:
         sys.modules["__main__"] = kept
+
+
+def test_a_module_runs_as_python_m_would_run_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "ours" / "inner").mkdir(parents=True)
+    (folder / "ours" / "rates.py").write_text("RATE = 3\n")
+    seen = "from ours.rates import RATE\nimport vae_data\nseen = RATE, __package__, __name__\n"
+    (folder / "vae_data.py").touch()
+    (folder / "ours" / "inner" / "train.py").write_text(seen)
+    (folder / "ours" / "__main__.py").write_text(seen)
+    kept = sys.modules["__main__"]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    try:
+        for name, package in (("ours.inner.train", "ours.inner"), ("ours", "ours")):
+            job = ScriptJob.of(name)
+            assert ScriptJob.of(job.given) == job
+            run_as_main(job.path, (), module=job.module)
+            assert vars(sys.modules["__main__"])["seen"] == (3, package, "__main__")
+    finally:
+        sys.modules["__main__"] = kept
+    found = not_found(ModuleNotFoundError("no", name="ours.rates"), ScriptJob.of("ours/inner/train.py"))
+    assert "name the script as a module, ours.inner.train instead of ours/inner/train.py" in str(found)
+    assert not_found(ModuleNotFoundError("no", name="elsewhere"), ScriptJob.of("ours/inner/train.py")) is None
+    with pytest.raises(ScriptError, match="as for python -m, a module"):
+        ScriptJob.of("ours.nothing")
 
 
 @pytest.mark.parametrize(

@@ -613,3 +613,13 @@ def test_the_users_line_and_the_hints_do_not_decide() -> None:
     cause = causes.cause_of_break(text)
     assert cause is not None
     assert cause.name == "value of a tensor"
+
+
+def test_a_break_of_fsdp2s_hooks_is_answered_with_regional_compiling() -> None:
+    text = (
+        "train.py:39 in forward of FSDPNet: Attempted to call function marked as skipped\n  code: x = block(x)\n"
+        "  explanation: Dynamo developers have intentionally marked that the function `disable` should not be traced."
+    )
+    fallback = "forward of FSDPNet (train.py:37) runs eagerly: torch would not convert it (Attempted to call), at train.py:39"
+    assert "scope=regional" in str(causes.advice_on_fallback(fallback, [text]))
+    assert "scope=regional" not in str(causes.advice_on_break(text.replace("FSDPNet", "Net")))
