@@ -7,7 +7,7 @@ Output: the sizes that were tried, in order, each with its peak memory, or None 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,12 @@ MOST_TIMES = 64
 
 RESOLUTION = 32
 """Bisection stops when sizes differ by less than one part in this many."""
+
+_MOST_GUESSES = 8
+"""Number of sizes after which lines through peaks are no longer believed, because they did not lead to the largest size."""
+
+_FURTHEST = 4
+"""A line through two peaks is believed up to this multiple of the larger size: memory may grow faster than the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,34 +55,59 @@ def largest_batch(workload: Workload, settings: CompileSettings, device: torch.d
     """
     where = torch.device(device)
     start = settings.batch_size or workload.batch_size
-    return bisected(lambda size: peak_memory(workload, settings.with_batch_size(size), where), start=start)
+    capacity_bytes = sum((torch.cuda.mem_get_info(where)[0], torch.cuda.memory_reserved(where))) if where.type == "cuda" else None
+    return bisected(
+        lambda size: peak_memory(workload, settings.with_batch_size(size), where), start=start, capacity_bytes=capacity_bytes
+    )
 
 
-def bisected(peak_of: Callable[[int], int | None], *, start: int) -> list[TriedBatch]:
+def bisected(peak_of: Callable[[int], int | None], *, start: int, capacity_bytes: int | None = None) -> list[TriedBatch]:
     """Tries sizes by doubling until one does not fit, or halving until one does, then by bisection.
+
+    Each size that compiles anew takes as long as a trial does. So from the second one that fits, the line through the peaks says
+    what to try: a size just below the device's memory, then the next one above it.
 
     Args:
         peak_of: Returns the bytes that a size takes; None if it does not fit.
         start: The size to begin with.
+        capacity_bytes: Memory of the device; None if it is not known, so that nothing is predicted.
     """
     tried: list[TriedBatch] = []
-
-    def fits(size: int) -> bool:
+    size: int | None = start
+    while size is not None:
         tried.append(TriedBatch(batch_size=size, peak_memory_bytes=peak_of(size)))
-        return tried[-1].peak_memory_bytes is not None
-
-    low, high = 0, start
-    while fits(high):
-        low, high = high, 2 * high
-        if high > MOST_TIMES * start:
-            return tried
-    while high > 1 and low == 0:
-        half = high // 2
-        low, high = (half, high) if fits(half) else (0, half)
-    while high - low > max(1, low // RESOLUTION) and low:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        size = _next_size(tried, MOST_TIMES * start, capacity_bytes)
     return tried
+
+
+def _next_size(tried: Sequence[TriedBatch], most: int, capacity_bytes: int | None) -> int | None:
+    """Returns the size to try next; None if the largest is known well enough."""
+    low = max((one.batch_size for one in tried if one.peak_memory_bytes is not None), default=0)
+    high = min((one.batch_size for one in tried if one.peak_memory_bytes is None), default=None)
+    if low == 0:
+        return high // 2 if high is not None and high > 1 else None
+    enough = max(1, low // RESOLUTION)
+    if low >= most or (high is not None and high - low <= enough):
+        return None
+    middle = 2 * low if high is None else (low + high) // 2
+    guess = _predicted(tried, capacity_bytes) if len(tried) <= _MOST_GUESSES else None
+    if guess is None:
+        return min(middle, most)
+    if high is None or guess < high:
+        return min(max(guess, low + enough), most if high is None else high - 1)
+    return middle
+
+
+def _predicted(tried: Sequence[TriedBatch], capacity_bytes: int | None) -> int | None:
+    """Returns the largest size that should fit by the line through two peaks, with a margin; None if there is no such line."""
+    peaks = {one.batch_size: one.peak_memory_bytes for one in tried if one.peak_memory_bytes is not None}
+    large = max(peaks)
+    small = max((size for size in peaks if size <= 0.8 * large), default=None)
+    if capacity_bytes is None or small is None or peaks[large] <= peaks[small]:
+        return None
+    guess = large + int((capacity_bytes - peaks[large]) * (large - small) / (peaks[large] - peaks[small]))
+    guess = min(guess - guess // RESOLUTION, _FURTHEST * large)  # the last part of the memory is in fragments
+    return guess - guess % 8 if guess >= 64 else guess
 
 
 def peak_memory(workload: Workload, settings: CompileSettings, device: torch.device) -> int | None:

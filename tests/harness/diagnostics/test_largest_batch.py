@@ -41,6 +41,25 @@ def test_bisection_finds_the_largest_size_that_fits(start: int, limit: int) -> N
         assert largest.peak_memory_bytes == 10 * largest.batch_size
 
 
+@pytest.mark.parametrize(
+    ("fixed", "by_sample", "bend"), [(2**30, 44 * 2**20, 0), (3 * 2**30, 2**20, 0), (2**30, 44 * 2**20, 20_000)]
+)
+def test_where_the_memory_is_known_a_few_sizes_are_enough(fixed: int, by_sample: int, bend: int) -> None:
+    capacity = 80 * 2**30
+
+    def peak_of(size: int) -> int | None:
+        peak = fixed + by_sample * size + bend * size * size
+        return peak if peak <= 0.98 * capacity else None  # the last part is in fragments
+
+    tried = bisected(peak_of, start=128, capacity_bytes=capacity)
+    plain = bisected(peak_of, start=128)
+    assert len(tried) <= len(plain)
+    largest = max(one.batch_size for one in tried if one.peak_memory_bytes is not None)
+    true = max(size for size in range(1, 64 * 128 + 1) if peak_of(size) is not None)
+    assert true * (1 - 1 / 32) - 1 <= largest <= true
+    assert len(tried) <= 6
+
+
 class _EndsAt(ToyModel):
     """Raises what a device without memory left raises, above some samples."""
 
