@@ -28,7 +28,7 @@ from compile_sweep.schema.errors import ConfigError, SweepFolderError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
-from orchestrator.config import AUTO, REDIS, CachePolicy, Device, Run, SearchConfig, SweepCommand, SweepConfig
+from orchestrator.config import AUTO, REDIS, CachePolicy, Device, Run, SearchConfig, SweepCommand, SweepConfig, shown
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
 from orchestrator.guard.machine_state import machine_state
@@ -101,7 +101,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         target = _target(describer, config, device, job)
         config = with_settings(config, run, before=before, target=target)
         if job:
-            config = replace(config, script=job.to_dict(), workload=job.name, cache=None, warm_starts=False)
+            config = replace(config, script=job.to_dict(), workload=job.name, cache=_cache_of_scripts(config), warm_starts=False)
         elif not run.dry_run:
             about = {"workload": config.workload, "size": target.size, "seed": config.seed, "has_gpu": device is Device.CUDA}
             describer.ask("first_step", **about)
@@ -195,8 +195,7 @@ def _job(command: SweepCommand, arguments: Sequence[str] | None, before: SweepCo
         seed=config.seed,
         stored=before.script if before else None,
         not_for_scripts={
-            words[name]: getattr(config, name) != getattr(usual, name)
-            for name in ("workload", "size", "pipeline", "caches", "precompile")
+            words[name]: getattr(config, name) != getattr(usual, name) for name in ("workload", "size", "pipeline", "precompile")
         },
     )
 
@@ -287,6 +286,19 @@ def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[s
         return commands
     job = ScriptJob.from_dict(config.script)
     return commands_that_train(job, settings_key, num_workers=config.workers_per_trial) | commands
+
+
+def _cache_of_scripts(config: SweepConfig) -> str | None:
+    """Returns where the artifacts of a script's trials are kept.
+
+    Raises:
+        ConfigError: Trials are to start from a Redis server, which only workloads do.
+    """
+    if config.cache is None or not config.cache.startswith(REDIS):
+        return config.cache
+    if config.caches is not CachePolicy.COLD:
+        raise ConfigError(f"--cache {shown(config.cache)} is for workloads; for a script, name a folder, s3://… or gs://…")
+    return None
 
 
 def _check_cache(config: SweepConfig) -> None:

@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
@@ -35,6 +37,7 @@ from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.processes import ELSEWHERE
 from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import NO_OPTIMIZER, Kind, Session, Stop, leave
+from compile_sweep.script.trial import BUNDLE
 
 _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
@@ -49,6 +52,8 @@ class Reporter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._progress: dict[str, Any] = {"phase": str(Phase.STARTING)}
+        self.use: CacheUsage | None = None
+        """Filled while the run's caches are watched."""
 
     def on_phase(self, phase: Phase) -> None:
         """Reports the beginning of a phase."""
@@ -74,6 +79,10 @@ class Reporter:
             numbers.save(session.trajectory, self._folder / "trajectory")
         if session.kind is Kind.MEASURED:
             found["measurement"] = together(measured.measurement(session)).to_dict()
+            if self.use is not None:
+                bundle = torch.compiler.save_cache_artifacts()
+                (self._folder / BUNDLE).write_bytes(bundle[0] if bundle else b"")
+                found["cache_use"] = self.use.to_dict()
             found["losses"] = [float(loss) for loss in session.losses]
             found["gradient_check"] = None if session.gradient_check is None else asdict(session.gradient_check)
         self._write("outcome", found)
@@ -118,7 +127,11 @@ def main(assignment: Path) -> None:
         start_compile_workers()
     elif kind is Kind.MEASURED:
         warm_cpp_headers()
-    error = run_script(session, told["script"], job, Path(told["base"]))
+    with ExitStack() as watch:
+        if "restored" in told:
+            given = (Artifact(kind=kind, key=key, content=b"", cost_s=cost_s) for kind, key, cost_s in told["restored"])
+            reporter.use = watch.enter_context(watch_caches(given))
+        error = run_script(session, told["script"], job, Path(told["base"]))
     if error is not None:
         reporter.error(error)
     leave()

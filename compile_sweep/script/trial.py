@@ -29,9 +29,13 @@ from compile_sweep.script import sandbox
 from compile_sweep.script.job import SEE_OUTPUT, ScriptJob, needs_launcher
 
 if TYPE_CHECKING:
+    from compile_sweep.harness.compile_cache.artifact import Artifact
     from compile_sweep.harness.numerics.gradient_check import GradientCheck
 
 POLL_S = 0.1
+
+BUNDLE = "bundle"
+"""File in a run's folder with what torch compiled."""
 
 MAX_WRITTEN_BYTES = 50 * 2**30
 """Maximum bytes that a script may write in a trial."""
@@ -101,6 +105,8 @@ class ScriptTrial:
     """Variables of the processes, in addition to this process's."""
     shows_output: bool = True
     """Whether the script's output goes to this process's output, such as a trial's log; otherwise only its end is kept."""
+    watches: Sequence[Artifact] | None = None
+    """Artifacts in the trial's compile caches, so that those it uses are known; None if nobody asks for what it compiles."""
     is_first: bool = True
     """Whether this is worker 0, which judges the numbers."""
     rendezvous: Callable[[], Mapping[str, str]] = dict
@@ -113,12 +119,16 @@ class ScriptTrial:
     def run(self) -> dict[str, Any]:
         """Measures the settings; returns fields of a `Measurement` and `findings`.
 
+        If it watches its caches, `cache_use` is a `CacheUsage` as a mapping, and `bundle` has what torch compiled.
+
         Raises:
             RunFailed: The script produced no result.
         """
         with tempfile.TemporaryDirectory(dir=self.base, prefix="run-") as folder:
             outcome = self.run_once(Path(folder))
             measurement: dict[str, Any] = {**outcome["measurement"], "findings": list(outcome["findings"])}
+            if "cache_use" in outcome:
+                measurement |= {"cache_use": outcome["cache_use"], "bundle": (Path(folder) / BUNDLE).read_bytes()}
             with self._only_one():
                 told = self._references(outcome["facts"])
             if self.is_first:
@@ -153,6 +163,8 @@ class ScriptTrial:
             "script": place.script,
             "base": str(base),
         }
+        if kind == "measured" and self.watches is not None:
+            assignment["restored"] = [[artifact.kind, artifact.key, artifact.cost_s] for artifact in self.watches]
         (folder / "assignment").write_text(json.dumps(assignment), encoding="utf-8")
         inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_GROUP}
         environment = {**inherited, **self.environment, **place.environment, **(self.rendezvous() or self._alone())}

@@ -6,11 +6,14 @@ artifacts are compiled.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
@@ -61,16 +64,18 @@ class Sharing:
 
     Args:
         assignment: Says whether to share artifacts and where.
-        workload: Its process-wide settings are part of the facts.
+        workload: Its process-wide settings are part of the facts; None for a script, which compiles in a process of its own.
         rank: This worker's rank; only rank 0 publishes.
     """
 
     assignment: Assignment
-    workload: Workload
+    workload: Workload | None
     rank: int
     _facts: Facts = field(default_factory=dict, init=False)
     _restored: _Restored | None = field(default=None, init=False)
     _use: CacheUsage | None = field(default=None, init=False)
+    _bundle: bytes | None = field(default=None, init=False)
+    """What torch compiled in a script's process."""
     _faults: list[str] = field(default_factory=list, init=False)
     """A sentence for each thing that failed."""
 
@@ -86,8 +91,10 @@ class Sharing:
         try:
             from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
-            with self.workload.process_settings():
+            with nullcontext() if self.workload is None else self.workload.process_settings():
                 self._facts = trial_facts(torch_configuration(), self.assignment.settings, use_gpu=self.assignment.plan.use_gpu)
+            if self.assignment.plan.script is not None:
+                self._facts["script"] = _identity(self.assignment.plan.script)
             if not self.assignment.restores:
                 return
             self._restored = _Restored()
@@ -117,6 +124,19 @@ class Sharing:
                     print(f"caches are not watched: {_sentence(error)}", flush=True)
             yield
 
+    @property
+    def watched(self) -> Sequence[Artifact] | None:
+        """Artifacts that a script's process starts with; None if nothing is to be known of its caches."""
+        if not self._facts:
+            return None
+        return self._restored.artifacts if self._restored else ()
+
+    def take(self, use: Mapping[str, Any], bundle: bytes) -> None:
+        """Takes over what a script's process reported about its caches, and what it compiled."""
+        from compile_sweep.harness.compile_cache.usage import CacheUsage
+
+        self._use, self._bundle = CacheUsage.from_dict(use), bundle
+
     def publish(self, seconds_left: float) -> dict[str, Any]:
         """Publishes what this process made, if it has rank 0; returns figures for the record.
 
@@ -130,10 +150,9 @@ class Sharing:
             from compile_sweep.harness.compile_cache.transfer import CacheFolders, enable_precompile, gather_artifacts
 
             restored = self._restored.artifacts if self._restored else ()
+            folders, use = CacheFolders.of_process(), self._use
             with enable_precompile(self.assignment.plan.precompile):
-                gathered = (
-                    [] if self.assignment.plan.warm_start else gather_artifacts(CacheFolders.of_process(), self._use, restored)
-                )
+                gathered = [] if self.assignment.plan.warm_start else gather_artifacts(folders, use, restored, self._bundle)
             artifacts = [artifact for artifact in gathered if self._is_worth_naming(artifact)]
             left = seconds_left - _SPARE_S - (time.perf_counter() - began)
             figures = _within(min(PUBLISH_LIMIT_S, left), lambda: self._put(artifacts))
@@ -145,7 +164,7 @@ class Sharing:
             figures["publish_s"] = time.perf_counter() - began
         return figures
 
-    def figures(self, measured: Measurement | Start) -> dict[str, Any]:
+    def figures(self, measured: Measurement | Start | Mapping[str, Any]) -> dict[str, Any]:
         """Returns figures about this worker's caches for the record."""
         use, restored = self._use, self._restored
         found: dict[str, Any] = {"cache_faults": self._faults}
@@ -161,11 +180,10 @@ class Sharing:
         is_warm = self._is_redis if restored is None else bool(restored.artifacts) or self._others_may_have
         saved_s = use.saved_s if use is not None and is_warm else None
         found |= {"caches": str(Caches.WARM if is_warm else Caches.COLD), "cache_saved_s": saved_s}
+        values = measured if isinstance(measured, Mapping) else measured.to_dict()
         if self.assignment.plan.warm_start:
-            values = measured.to_dict()
             return {**found, "warm_start_s": found.get("restore_s", 0.0) + values["load_s"] + values["warmup_s"]}
-        compile_s = measured.to_dict()["compile_s"]
-        return {**found, "cold_equivalent_s": None if saved_s is None else compile_s + saved_s}
+        return {**found, "cold_equivalent_s": None if saved_s is None else values["compile_s"] + saved_s}
 
     def _fault(self, sentence: str) -> None:
         print(sentence, flush=True)
@@ -285,6 +303,12 @@ class Sharing:
             for artifact in self._restored.artifacts
             if (artifact.kind, artifact.key) in hit or (artifact.kind, artifact.key.partition("/")[0]) in hit
         }
+
+
+def _identity(script: Mapping[str, Any]) -> str:
+    """Returns what identifies a script and its arguments, because it may set what torch's own keys leave out."""
+    text = Path(script["path"]).read_bytes()
+    return hashlib.sha256(text + json.dumps(list(script["arguments"])).encode()).hexdigest()
 
 
 def _within(limit_s: float, call: Callable[[], Result]) -> Result:

@@ -268,8 +268,11 @@ def _measure(
     device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
     if plan.script is not None:
         gc.enable()
+        sharing = Sharing(assignment, None, parent.rank)
+        sharing.restore(deadline - time.monotonic())
         found = _measure_script(
             assignment,
+            sharing,
             scratch=scratch,
             rank=parent.rank,
             cpus=cpus,
@@ -279,6 +282,8 @@ def _measure(
         )
         return {
             **found,
+            **sharing.figures(found),
+            **sharing.publish(deadline - time.monotonic()),
             "environment_key": environment.fingerprint().key,
             "cores": len(cpus),
             "cpu_pressure": cpu_pressure,
@@ -329,6 +334,7 @@ def _measure(
 
 def _measure_script(
     assignment: Assignment,
+    sharing: Sharing,
     *,
     scratch: Path,
     rank: int,
@@ -371,6 +377,7 @@ def _measure_script(
         base=base,
         references=(folder if folder.is_dir() else base) / REFERENCES,
         environment={"OMP_NUM_THREADS": str(len(cpus)), **({} if plan.use_gpu else {"CUDA_VISIBLE_DEVICES": ""})},
+        watches=sharing.watched,
         is_first=rank == 0,
         rendezvous=rendezvous,
         agree=lambda decision: agreed(decision, device),
@@ -378,9 +385,12 @@ def _measure_script(
         on_early=on_early,
     )
     try:
-        return trial.run()
+        found = trial.run()
     except RunFailed as error:
         raise ScriptError(error.sentence, from_compiler=error.from_compiler) from None
+    if "cache_use" in found:
+        sharing.take(found.pop("cache_use"), found.pop("bundle"))
+    return found
 
 
 def _free_port() -> tuple[str, int]:

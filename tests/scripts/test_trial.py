@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsage, gather_artifacts, restore_artifacts
 from compile_sweep.schema.outcome import Phase, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numbers
@@ -22,7 +24,7 @@ from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.measured import other_batch_size
 from compile_sweep.script.run_one import place_of, print_from_script, run_script
 from compile_sweep.script.session import Session
-from compile_sweep.script.trial import RunFailed, ScriptTrial
+from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial
 from tests.scripts.conftest import SHORT
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -182,6 +184,38 @@ def test_two_workers_step_together_and_are_measured_as_one(
     if script == "fsdp.py":
         verdict = judge_measurement(first, claims_cudagraphs=False)
         assert ("which compiles its blocks inside their hooks" in str(verdict.reason)) is settings.startswith("scope=full")
+
+
+@pytest.mark.nightly("compiles with Inductor in a process of its own; test_sharing.py shows what the worker does with the result")
+@pytest.mark.slow
+def test_what_a_script_compiled_is_hit_by_the_next_trial_with_other_folders(folder: Path, tmp_path: Path) -> None:
+    artifacts: list[Artifact] = []
+    uses = []
+    for name in ("first", "second"):
+        folders = CacheFolders(inductor=tmp_path / name / "inductor", triton=tmp_path / name / "triton")
+        restore_artifacts(artifacts, folders)
+        trial = ScriptTrial(
+            job=ScriptJob.of("vae.py", ["--batch-size", "8"], folder=str(folder)),
+            settings=CompileSettings.parse("scope=full,dynamic=auto"),
+            base=tmp_path / name / "trial",
+            references=tmp_path / "references",
+            protocol=SHORT,
+            environment={
+                **ENVIRONMENT,
+                "TORCHINDUCTOR_CACHE_DIR": str(folders.inductor),
+                "TRITON_CACHE_DIR": str(folders.triton),
+            },
+            watches=artifacts,
+        )
+        run = trial.base / "run"
+        run.mkdir(parents=True)
+        use = CacheUsage.from_dict(trial.run_once(run)["cache_use"])
+        artifacts = gather_artifacts(folders, use, artifacts, (run / BUNDLE).read_bytes())
+        uses.append(use)
+    assert sum(uses[0].misses.values()) > 0
+    assert sum(uses[1].hits.values()) > 0
+    assert uses[1].misses == {}
+    assert uses[1].saved_s > 0
 
 
 @pytest.mark.slow

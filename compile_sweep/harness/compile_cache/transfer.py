@@ -35,8 +35,10 @@ __all__ = [
 ]
 
 
-def gather_artifacts(folders: CacheFolders, use: CacheUsage | None = None, given: Iterable[Artifact] = ()) -> list[Artifact]:
-    """Returns all artifacts that this process made, used or was given, each only once.
+def gather_artifacts(
+    folders: CacheFolders, use: CacheUsage | None = None, given: Iterable[Artifact] = (), bundle: bytes | None = None
+) -> list[Artifact]:
+    """Returns all artifacts that this process, or one that it started, made, used or was given, each only once.
 
     Two artifacts of the same kind and key, from environments with the same `torch_configuration`, are equally good although their
     bytes differ, because torch writes into each how long it took. A graph compiled under several guards has a key for each.
@@ -45,10 +47,12 @@ def gather_artifacts(folders: CacheFolders, use: CacheUsage | None = None, given
         folders: Folders that the process compiled with.
         use: Result of `watch_caches`, whose costs are better than those in torch's entries.
         given: Artifacts that were restored there; they are returned as they were, which avoids packing them again.
+        bundle: Torch's bundle of the process that compiled; by default this process's.
     """
-    saved = torch.compiler.save_cache_artifacts()
+    if bundle is None and (saved := torch.compiler.save_cache_artifacts()):
+        bundle = saved[0]
     artifacts: dict[tuple[str, str], Artifact] = {}
-    for found in (*cache_folders.read_artifacts(folders, given), *(bundles.split_bundle(saved[0]) if saved else ())):
+    for found in (*cache_folders.read_artifacts(folders, given), *(bundles.split_bundle(bundle) if bundle else ())):
         is_named = found.kind not in bundles.GUARDED_KINDS or "/" in found.key
         artifact = found if is_named else bundles.read_graph_entry(found)
         name = (str(artifact.kind), artifact.key)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -65,6 +65,22 @@ class CacheUsage:
     """Seconds that the artifacts hit took to make, less the seconds that finding and loading them took now."""
     cost_s: dict[ArtifactName, float] = field(default_factory=dict)
     """Seconds of compile time that a hit saves, by artifact, for those restored and those made while watching."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Converts to plain JSON values."""
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "hit_keys": [list(name) for name in self.hit_keys],
+            "saved_s": self.saved_s,
+            "cost_s": [[*name, cost_s] for name, cost_s in self.cost_s.items()],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CacheUsage:
+        """Restores usage from the result of `to_dict`."""
+        hit_keys = [(kind, key) for kind, key in values["hit_keys"]]
+        return cls(**{**values, "hit_keys": hit_keys, "cost_s": {(kind, key): cost_s for kind, key, cost_s in values["cost_s"]}})
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,26 @@ def test_a_remote_cache_is_read_by_the_compiler_and_makes_a_trial_warm(tmp_path:
     assert (figures["caches"], figures["cache_hits"], figures["cache_saved_s"]) == ("warm", 0, 0.0)
     assert "cache_restored" not in figures
     assert worked(sharing_of(tmp_path, cache="redis://127.0.0.1:1"))["caches"] == "cold"
+
+
+def test_a_scripts_process_compiles_and_its_worker_publishes_for_the_same_script_and_arguments(tmp_path: Path) -> None:
+    script = {"path": str(tmp_path / "train.py"), "arguments": ["--width", "32"]}
+    (tmp_path / "train.py").write_text("import torch")
+    use = {"hits": {}, "misses": {"inductor": 2}, "hit_keys": [], "saved_s": 0.0, "cost_s": []}
+
+    def trial(plan: dict[str, Any], trial_id: str) -> dict[str, Any]:
+        one = replace(sharing_of(tmp_path, trial_id=trial_id, script=plan, restores=trial_id != "1"), workload=None)
+        one.restore(60.0)
+        assert one.watched is not None
+        one.take({**use, "misses": {}} if one.watched else use, b"")
+        return {**one.figures({"compile_s": 3.0}), **one.publish(60.0)}
+
+    made(tmp_path)
+    first = trial(script, "1")
+    assert (first["caches"], first["cache_made"], first["cache_misses"]) == ("cold", 1, 2)
+    again = trial(script, "2")
+    assert (again["caches"], again["cache_restored"], again["cache_misses"]) == ("warm", 1, 0)
+    assert trial({**script, "arguments": ["--tf32"]}, "3")["cache_restored"] == 0
+    (tmp_path / "train.py").write_text("import torch, sys")
+    assert trial(script, "4")["cache_restored"] == 0
+    assert sharing_of(tmp_path, "scope=eager", script=script).watched is None
