@@ -245,6 +245,8 @@ def _preload(setup: Setup, parent: int, answers: int) -> None:
     gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     worker.import_harness()
     why = None if setup.workload is None else _why_not_imported(setup, setup.workload)
+    gc.collect()
+    gc.freeze()  # otherwise every trial would scan what was imported, and so copy its memory
     if asks_cuda:
         del os.environ[_NVML_CHECK]
     if why is not None:

@@ -292,6 +292,7 @@ def _measure(
     workload = import_workload(plan.workload, plan.python_path)(plan.size, plan.seed)
     gc.enable()
     gc.collect()  # once, so that a compile finds the heap in the same state as long after the imports
+    gc.freeze()  # a measurement collects eight times, and would scan what was imported each time
     sharing = Sharing(assignment, workload, parent.rank)
     sharing.restore(deadline - time.monotonic())
     repeated = RepeatedGraphs() if plan.spares_repeats else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -47,12 +48,16 @@ def tried(
 
 
 def test_a_setting_is_measured_without_ray_and_leaves_its_log(servers: Servers, tmp_path: Path) -> None:
-    assignment, attempt, phases = tried(tmp_path, "toy_workloads:Toy", servers)
-    assert attempt.figures is not None
+    assignment, attempt, phases = tried(tmp_path, "toy_workloads:CountsFrozenObjects", servers)
+    assert attempt.figures is not None, attempt.death
     assert attempt.figures["samples_per_s"] > 0
     assert attempt.verdict(assignment).label is None
     assert phases[-1] == "done"
-    assert "worker 0 of 1 is up" in assignment.log_file(0).read_text()
+    log = assignment.log_file(0).read_text()
+    assert "worker 0 of 1 is up" in log
+    frozen = re.search(r"^frozen objects: (\d+)$", log, re.MULTILINE)
+    assert frozen is not None
+    assert int(frozen[1]) > 100_000, "the garbage collections of a measurement scan everything that was imported"
     assert attempt.progress is not None
     assert attempt.progress.early_figures["samples_per_s"] > 0
 
