@@ -24,6 +24,8 @@ EXTRAS ?=
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -X faulthandler -m pytest
 LOG := $(VENV)/install.log
+# One worker more than cores, because tests also wait for processes, servers and browsers; at most 8, for memory.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 7 ? n + 1 : 8 )))
 
 .PHONY: help sweep quick test nightly test-all chaos lint docs install clean check
 .DEFAULT_GOAL := help
@@ -49,7 +51,7 @@ nightly test-all: lint
 
 # Side by side what may be, then, if those passed, the rest. 5 says that ARGS chose no test: of one part, nothing wrong.
 define run_tests
-chosen=5; for part in "--alone no -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder" "--alone only"; do \
+chosen=5; for part in "--alone no -n $(WORKERS) --dist loadgroup --no-loadscope-reorder" "--alone only"; do \
   $(PYTEST) --durations=30 $$part $(1) $(ARGS) && chosen=0 || { code=$$?; test $$code -eq 5 || exit $$code; }; \
 done; exit $$chosen
 endef
@@ -95,6 +97,8 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need; details in $(LOG)."
 	@$(call pip_install,-e ".[dev]")
+	@echo "Compiling the tests, which each of their processes would do otherwise."
+	@$(PYTEST) --collect-only -q >>$(LOG) 2>&1 || true  # a test that cannot be imported is for the test run to report
 	@touch $@
 
 pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1 \
