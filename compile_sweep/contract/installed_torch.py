@@ -11,7 +11,7 @@ from typing import Any, Protocol, get_origin
 from compile_sweep.schema.choices import Mode
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Value, format_value, suggest
+from compile_sweep.schema.setting_text import Value, format_value, is_backend_list, suggest
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 
 _OPTION_OF_LITE = "fallback_by_default"
@@ -107,6 +107,7 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
     if settings.options:
         known, where = installed.inductor_options(), "torch._inductor.list_options() names them"
         _refuse_unknown_options("inductor", settings.options, known, "Inductor has no option", where)
+        _refuse_tuned_backends(settings)
     for field, module in CONFIG_MODULES.items():
         if written := getattr(settings, field):
             _refuse_unknown_options(
@@ -115,6 +116,20 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
     backends = installed.backends() if settings.backend else ()
     if settings.backend and settings.backend not in backends:
         raise SettingsError(f"torch.compile has no backend {settings.backend!r}; {suggest(settings.backend, backends)}")
+
+
+_TUNED_BACKENDS = ("ATEN", "TRITON", "CUTLASS", "CUTEDSL", "NVGEMM", "FLYDSL", "CK", "CKTILE", "CPP")
+"""Back-ends that max-autotune can choose from, of torch 2.11 to 2.15, which ignores all other names without a word."""
+
+
+def _refuse_tuned_backends(settings: CompileSettings) -> None:
+    """Refuses back-ends for max-autotune that do not exist."""
+    for name, value in settings.inductor_options.items():
+        if not is_backend_list(name):
+            continue
+        for backend in str(value).upper().replace(" ", "").split(","):
+            if backend not in _TUNED_BACKENDS:
+                raise SettingsError(f"inductor.{name} has no back-end {backend!r}; {suggest(backend, _TUNED_BACKENDS)}")
 
 
 def _refuse_unknown_options(

@@ -131,6 +131,11 @@ def parse_torch_option(value: object) -> Value:
     return parse_option(value)
 
 
+def is_backend_list(name: str) -> bool:
+    """Tells whether an option of Inductor lists the back-ends that max-autotune chooses from, in text with commas."""
+    return re.fullmatch(r"max_autotune_\w+_backends", name) is not None
+
+
 def parse_options(
     name: str, value: object, parse: Callable[[object], Value] = parse_option
 ) -> tuple[tuple[str, Value], ...] | None:
@@ -261,6 +266,17 @@ def suggest(word: str, options: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"use one of {', '.join(options)}"
 
 
+def _short_option(of: str, name: str) -> str:
+    """Returns an option's name for a label: without the prefix that most of Inductor's share, or without torch's module."""
+    return name.removeprefix("triton.") if of == "inductor" else name.rpartition(".")[2]
+
+
+def _shown_value(value: object) -> str:
+    """Returns an option's value for a label: text as it is if nothing that shows or executes labels could misread it."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[\w/.:+ ,()*'\[\]-]+", value, re.ASCII)
+    return str(value) if is_plain else format_value(value)
+
+
 def describe(settings: CompileSettings) -> dict[str, str]:
     """Describes each field that is not at its default in a few words for a person, by the field's name."""
     if settings.as_written:
@@ -290,7 +306,7 @@ def describe(settings: CompileSettings) -> dict[str, str]:
             words[declared.name] = (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
     named = {"inductor": settings.options or (), "config": settings.written_config, "workload": settings.workload or ()}
     words |= {
-        f"{of}.{name}": f"{name.rpartition('.')[2]}={format_value(value)}" for of, pairs in named.items() for name, value in pairs
+        f"{of}.{name}": f"{_short_option(of, name)}={_shown_value(value)}" for of, pairs in named.items() for name, value in pairs
     }
     if settings.ddp is not None:
         words["ddp"] = settings.ddp.label

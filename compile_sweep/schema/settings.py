@@ -42,6 +42,7 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
     flatten,
     format_value,
     group_by_field,
+    is_backend_list,
     parse_choice,
     parse_count,
     parse_fraction,
@@ -421,7 +422,8 @@ class CompileSettings:
         by_field = {
             one.metadata["inductor_option"]: getattr(self, one.name) for one in _DECLARED if one.metadata["inductor_option"]
         }
-        return dict(self.options or ()) | {name: value for name, value in by_field.items() if value is not None}
+        written = {name: _as_torch_takes_it(name, value) for name, value in self.options or ()}
+        return written | {name: value for name, value in by_field.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as a JSON value; None where the field does not apply or torch's choice is kept."""
@@ -579,6 +581,11 @@ class CompileSettings:
             raise SettingsError(f"dynamic_max={self.dynamic_max} must be above 2, the smallest size that torch makes dynamic")
         if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
             raise SettingsError("static_gradients only helps compiled code, and nothing is compiled; leave it out")
+
+
+def _as_torch_takes_it(name: str, value: Value) -> Value:
+    """Returns an Inductor option's value, with commas in a list of back-ends, which a setting writes as ATEN/TRITON."""
+    return value.replace("/", ",") if isinstance(value, str) and is_backend_list(name) else value
 
 
 _DECLARED = [declared for declared in fields(CompileSettings) if declared.metadata]

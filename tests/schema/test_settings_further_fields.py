@@ -151,6 +151,19 @@ def test_a_comma_in_an_option_survives_the_key() -> None:
     assert dict(CompileSettings.parse(made.key).options or ()) == {"max_autotune_gemm_backends": "ATEN,TRITON"}
 
 
+def test_a_list_of_back_ends_is_written_like_other_lists_and_handed_to_torch_with_commas() -> None:
+    made = CompileSettings.parse("mode=max-autotune,inductor.max_autotune_gemm_backends=ATEN/TRITON")
+    assert made.inductor_options == {"max_autotune_gemm_backends": "ATEN,TRITON"}
+    assert made.key.endswith("inductor.max_autotune_gemm_backends=ATEN/TRITON")
+
+
+def test_a_label_shows_an_option_so_that_it_is_understood() -> None:
+    made = CompileSettings.parse(
+        "inductor.auto_chunker.enable=on,compiler.dynamic_sources=L%5B'ids'%5D,inductor.triton.max_tiles=3"
+    )
+    assert made.label.endswith("auto_chunker.enable=on, max_tiles=3, dynamic_sources=L['ids']")
+
+
 @pytest.mark.parametrize(
     ("spelling", "claims"),
     [

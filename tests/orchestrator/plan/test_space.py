@@ -162,14 +162,20 @@ def test_foreach_map_is_excluded_for_an_optimizer_that_it_would_replace(
     [
         "epilogue_fusion=off",
         "max_autotune_gemm_backends=ATEN",
+        "max_autotune_gemm_backends=ATEN/TRITON",
         "max_pointwise_cat_inputs=4",
         "cpu_gpu_bw=50.0",
         "triton.cudagraph_trees=on",
     ],
 )
 def test_options_of_the_right_type_are_torchs_own(options: str) -> None:
-    (chosen,) = choose([dict([f"inductor.{options}".split("=")])], GPU).settings
-    torch._TorchCompileInductorWrapper("default", None, None).apply_options(dict(chosen.options or ()))
+    (chosen,) = choose([{"mode": "max-autotune", **dict([f"inductor.{options}".split("=")])}], GPU).settings
+    torch._TorchCompileInductorWrapper("default", None, None).apply_options(chosen.inductor_options)
+
+
+def test_a_back_end_that_torch_would_ignore_is_excluded() -> None:
+    (excluded,) = choose([{"mode": "max-autotune", "inductor.max_autotune_gemm_backends": "ATEN/TRITN"}], GPU).excluded
+    assert excluded.reason == "inductor.max_autotune_gemm_backends has no back-end 'TRITN'; did you mean TRITON?"
 
 
 class ByName(Toy):
