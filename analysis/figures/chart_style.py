@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pandas as pd
 import plotly.graph_objects as go
 
-from compile_sweep.schema.settings import Dynamic, Scope
+from compile_sweep.schema.settings import Scope
 
 Info = TypeVar("Info")
 Further = ParamSpec("Further")
@@ -25,14 +25,11 @@ SCOPE_COLORS = defaultdict(
 )
 """Okabe and Ito's palette, distinguishable with any color vision; contrast is 3:1 or more on white and on near-black."""
 
-DYNAMIC_SYMBOLS = {
-    None: "x",
-    Dynamic.STATIC: "circle",
-    Dynamic.AUTO: "square",
-    Dynamic.MARK: "diamond",
-    Dynamic.TRUE: "triangle-up",
-    Dynamic.BUCKETS: "hexagram",
-}
+SCOPE_SYMBOLS = defaultdict(
+    lambda: "star",
+    {Scope.EAGER: "x", Scope.FULL: "diamond", Scope.REGIONAL: "circle", Scope.MODULAR: "square", Scope.NESTED: "triangle-up"},
+)
+"""Distinguish scopes without colors."""
 
 PHASE_COLORS = {
     "dynamo": "#0072B2",
@@ -68,7 +65,7 @@ SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": 
 
 
 def base_layout(title: str | None = None) -> go.Layout:
-    """Returns a chart's layout in light colors: two legends in rows above the plot, `legend` above `legend2`.
+    """Returns a chart's layout in light colors, with the legend in rows above the plot.
 
     Args:
         title: Plain text; None for no title.
@@ -86,29 +83,36 @@ def base_layout(title: str | None = None) -> go.Layout:
         template="none",
         width=WIDTH_PX,
         height=HEIGHT_PX,
-        margin={"l": 84, "r": 24, "t": 74 + (_TITLE_PX if title else 0), "b": 64},
+        margin={"l": 84, "r": 24, "t": 48 + (_TITLE_PX if title else 0), "b": 64},
         title=_title(title) if title else None,
         font={"family": _FONT, "size": 13, "color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
         xaxis=axis,
         yaxis={**axis, "tickformat": ",~r"},
-        legend=_legend("scope", 1.06),
-        legend2=_legend("dynamic", 1.005) | {"itemclick": False, "itemdoubleclick": False},
+        legend={
+            "orientation": "h",
+            "x": 0.0,
+            "xanchor": "left",
+            "y": 1.005,
+            "yanchor": "bottom",
+            "font": {"size": 13},
+            "bgcolor": "rgba(0,0,0,0)",
+            "title": {"text": "scope&nbsp;&nbsp;"},
+        },
         hoverlabel={"align": "left", "bgcolor": PAPER, "font": {"size": 13, "color": INK, "family": _FONT}},
         hovermode="closest",
         hoverdistance=30,
     )
 
 
-def legend_entry(name: str, color: str, symbol: str, *, legend: str = "legend", group: str | None = None) -> go.Scatter:
+def legend_entry(name: str, color: str, symbol: str, *, group: str | None = None) -> go.Scatter:
     """Returns a line of a legend; a click on it hides the traces of its group."""
     return go.Scatter(
         x=[None],
         y=[None],
         mode="markers",
         name=name,
-        legend=legend,
         legendgroup=group,
         hoverinfo="skip",
         marker={"color": color, "symbol": symbol, "size": 11, "line": {"width": 2 if symbol.endswith("open") else 0}},
@@ -153,16 +157,3 @@ def empty_figure(words: str) -> go.Figure:
 def _title(title: str) -> dict[str, Any]:
     at = {"x": 0.0, "xref": "paper", "xanchor": "left", "y": 0.975, "yanchor": "top"}
     return {"text": html.escape(title, quote=False), "font": {"size": 19}, **at}
-
-
-def _legend(title: str, y: float) -> dict[str, Any]:
-    return {
-        "orientation": "h",
-        "x": 0.0,
-        "xanchor": "left",
-        "y": y,
-        "yanchor": "bottom",
-        "font": {"size": 13},
-        "bgcolor": "rgba(0,0,0,0)",
-        "title": {"text": f"{title}&nbsp;&nbsp;"},
-    }

@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 from analysis.choose.uncertainty import chance
 from analysis.figures.callouts import Axes, Callout, callout_annotations
 from analysis.figures.chart_style import (
-    DYNAMIC_SYMBOLS,
     HEIGHT_PX,
     LINE_COLOR,
     SCOPE_COLORS,
+    SCOPE_SYMBOLS,
     WIDTH_PX,
     base_layout,
     empty_note,
@@ -25,7 +25,7 @@ from analysis.figures.chart_style import (
 from analysis.figures.pareto_points import TICKS_S, ParetoInfo, ParetoPoint, pareto_info
 from analysis.formatting import figure, gib, interval, times
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.settings import Dynamic, Scope
+from compile_sweep.schema.settings import Scope
 
 _MOST_NAMED = 10
 """With more points on the front, their labels are only IDs, since names would cover the chart."""
@@ -43,10 +43,9 @@ _TIE_WIDTH_PX = 26
 def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
     """Draws the price to the right, the gain upwards with its 95 % interval, and the front as steps.
 
-    The color is the scope, the symbol is the strategy for varying lengths. Trials that are not ok are hollow, and the best of
-    them have labels. Broad gray lines connect trials that cannot be told apart. Prices below `info.floor` are drawn there, and
-    their hover text says so. The front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-A3`, …
-    for a page with less space.
+    Color and symbol are the scope's. Trials that are not ok are hollow, and the best of them have labels. Broad gray lines
+    connect trials that cannot be told apart. Prices below `info.floor` are drawn there, and their hover text says so. The
+    front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-A3`, … for a page with less space.
 
     Args:
         info: Result of `pareto_info`, or the trials themselves.
@@ -71,14 +70,13 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
         if points := [point for point in info.points if point.scope is scope]:
             is_crowd = len(info.points) > _CROWD
             chart.add_traces(
-                [legend_entry(str(scope), SCOPE_COLORS[scope], "circle", group=str(scope)), _markers(points, is_crowd, info)]
+                [
+                    legend_entry(str(scope), SCOPE_COLORS[scope], SCOPE_SYMBOLS[scope], group=str(scope)),
+                    _markers(points, is_crowd, info),
+                ]
             )
-    for dynamic in (None, *Dynamic):
-        if any(point.dynamic is dynamic for point in info.points):
-            name = "no compiler" if dynamic is None else str(dynamic)
-            chart.add_trace(legend_entry(name, LINE_COLOR, DYNAMIC_SYMBOLS[dynamic], legend="legend2"))
     if any(point.status is not Status.OK for point in info.points):
-        chart.add_trace(legend_entry("not usable", LINE_COLOR, "circle-open", legend="legend2"))
+        chart.add_trace(legend_entry("not usable", LINE_COLOR, "circle-open"))
     chart.update_layout(annotations=_annotations(info, axes))
     return chart
 
@@ -117,7 +115,6 @@ def _front_line(info: ParetoInfo, axes: Axes) -> go.Scatter:
         name="Pareto front",
         legendrank=2000,  # drawn first, under the markers, and listed last
         hoverinfo="skip",
-        legend="legend",
     )
 
 
@@ -139,7 +136,6 @@ def _tie_lines(info: ParetoInfo) -> go.Scatter:
         name="cannot be told apart",
         legendrank=2001,
         hoverinfo="skip",
-        legend="legend",
     )
 
 
@@ -154,7 +150,7 @@ def _markers(points: list[ParetoPoint], is_crowd: bool, info: ParetoInfo) -> go.
         showlegend=False,
         marker={
             "color": SCOPE_COLORS[scope],
-            "symbol": [DYNAMIC_SYMBOLS[p.dynamic] + ("" if p.status is Status.OK else "-open") for p in points],
+            "symbol": [SCOPE_SYMBOLS[scope] + ("" if p.status is Status.OK else "-open") for p in points],
             "size": [15 if p.on_front else 12 if p.front_probability is not None else 7 if is_crowd else 11 for p in points],
             "line": {
                 "width": [0 if p.status is Status.OK else 1 if is_crowd else 2 for p in points],

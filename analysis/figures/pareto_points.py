@@ -13,7 +13,7 @@ from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRIC
 from analysis.formatting import number, text, upper_end
 from analysis.page.verdict import remarks
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.settings import Dynamic, Scope
+from compile_sweep.schema.settings import Scope
 
 MOST_POINTS = 1000
 """Number of points that a browser can draw at once; with more trials, the front and the fastest of the others are shown."""
@@ -30,7 +30,6 @@ class ParetoPoint(NamedTuple):
     settings_label: str
     settings_key: str
     scope: Scope
-    dynamic: Dynamic | None
     x: float
     """Measured price, in the axis's unit."""
     shown_x: float
@@ -170,7 +169,6 @@ def _point(
     low, high = (
         None if scale is None or (end := figures[f"samples_per_s_{name}"]) is None else scale * end for name in ("low", "high")
     )
-    dynamic = text(row["dynamic"])
     known: dict[str, Any] = {
         "trial_id": str(row["trial_id"]),
         "setting_id": str(row["setting_id"]),
@@ -178,7 +176,6 @@ def _point(
         "settings_label": str(row["settings_label"]),
         "settings_key": str(row["settings_key"]),
         "scope": Scope(row["scope"]),
-        "dynamic": None if dynamic is None else Dynamic(dynamic),
         "numerics_status": text(row["numerics_status"]),
         "status": Status(row["status"]),
         "label": text(row["label"]),

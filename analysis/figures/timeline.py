@@ -19,6 +19,10 @@ _MOST_TRIALS = 400
 _CLOCK_S = 1.5
 """Starts are recorded to the second: a trial may seem to start this much before its lane is free."""
 _LANE_PX, _AXES_PX = 34, 130
+_LONG_PAUSE = 0.1
+"""Pauses longer than this fraction of the time with trials are cut out of the chart: a sweep was resumed, perhaps days later."""
+_SHORTEST_PAUSE_S = 120.0
+"""Shorter pauses are never cut out."""
 
 PARTS = {
     "other": ("starting, building, checking", "#9aa0a6"),
@@ -52,6 +56,14 @@ class Span(NamedTuple):
     def end_s(self) -> float:
         """End in seconds since the first span began."""
         return self.start_s + sum(self.parts_s.values())
+
+
+class Pause(NamedTuple):
+    """A long time without a trial on any lane, which the chart leaves out."""
+
+    start_s: float
+    """Seconds since the first span began."""
+    length_s: float
 
 
 class _Begun(NamedTuple):
@@ -112,6 +124,10 @@ class TimelineInfo(NamedTuple):
     """Name of each lane: its GPU as host:index, or as index if all are on one host; a number if none is recorded."""
     of_gpus: bool
     """Whether lanes are GPUs, as far as records name them."""
+    num_gpus: int
+    """Number of lanes that are GPUs."""
+    pauses: list[Pause]
+    """Long pauses of the sweep, in order. They count neither as idle nor as any other time."""
     busy: float
     """Fraction of the lanes' time with a trial on them."""
     compiling: float
@@ -153,17 +169,37 @@ def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> Timelin
         Span(one.trial_id, one.label, placed[place], (one.at - shown[0].at).total_seconds(), one.parts_s, one.outcome)
         for place, one in enumerate(shown)
     ]
-    length = max((span.end_s for span in spans), default=0.0)
+    pauses = long_pauses(spans)
+    length = max((span.end_s for span in spans), default=0.0) - sum(pause.length_s for pause in pauses)
     whole = len(lanes.names) * length
     return TimelineInfo(
         spans=spans,
         lane_names=lanes.shown_names(),
         of_gpus=any(one.gpus for one in shown),
+        num_gpus=sum(bool(name) for name in lanes.names),
+        pauses=pauses,
         busy=min(1.0, sum(sum(span.parts_s.values()) * len(span.lanes) for span in spans) / whole) if whole else 0.0,
         compiling=_share(spans, whole, Phase.WARMING_UP),
         measuring=_share(spans, whole, Phase.WARMING_UP, Phase.STEADY),
         num_left_out=len(df) + len(starts) - len(shown),
     )
+
+
+def long_pauses(spans: Sequence[Span]) -> list[Pause]:
+    """Returns the pauses that are long compared with the time in which trials ran."""
+    pauses: list[Pause] = []
+    end_s = busy_s = 0.0
+    for span in sorted(spans, key=lambda span: span.start_s):
+        if span.start_s > end_s:
+            pauses.append(Pause(end_s, span.start_s - end_s))
+        busy_s += max(0.0, span.end_s - max(end_s, span.start_s))
+        end_s = max(end_s, span.end_s)
+    return [pause for pause in pauses if pause.length_s > max(_SHORTEST_PAUSE_S, _LONG_PAUSE * busy_s)]
+
+
+def _shown_s(at_s: float, pauses: Sequence[Pause]) -> float:
+    """Returns where the chart shows a moment, in seconds without the long pauses before it."""
+    return at_s - sum(pause.length_s for pause in pauses if pause.start_s < at_s)
 
 
 def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
@@ -173,7 +209,7 @@ def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
 
 @or_trials(timeline_info)
 def timeline_figure(info: TimelineInfo) -> go.Figure:
-    """Draws minutes to the right, one lane per worker, the first on top; gaps are idle time.
+    """Draws minutes to the right, one lane per worker, the first on top; gaps are idle time, dashed lines are long pauses.
 
     Args:
         info: Result of `timeline_info`, or the trials themselves.
@@ -188,7 +224,11 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
         margin={"l": 60, "t": 56, "b": 60},
         legend={"traceorder": "normal", "title": {"text": ""}, "y": 1.02},
     )
-    chart.update_xaxes(title_text="minutes since the first trial shown began", rangemode="tozero")
+    since = "minutes since the first trial" + (", without pauses" if info.pauses else "")
+    chart.update_xaxes(title_text=since, rangemode="tozero")
+    for pause in info.pauses:
+        at = _shown_s(pause.start_s, info.pauses) / 60
+        chart.add_vline(at, line={"color": LINE_COLOR, "width": 2, "dash": "dash"})
     chart.update_yaxes(
         range=[len(info.lane_names) - 0.4, -0.6],
         tickvals=list(range(len(info.lane_names))),
@@ -226,7 +266,8 @@ def _trace(part: str, info: TimelineInfo) -> go.Bar:
         before = 0.0
         for name, seconds in span.parts_s.items():
             if name == part and seconds > 0:
-                bars += [(span, lane, (span.start_s + before) / 60, seconds / 60) for lane in span.lanes]
+                begins = _shown_s(span.start_s, info.pauses) + before
+                bars += [(span, lane, begins / 60, seconds / 60) for lane in span.lanes]
             before += seconds
     return go.Bar(
         orientation="h",

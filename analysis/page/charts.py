@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import pandas as pd
 
 from analysis import figures as charts
-from analysis.formatting import number, percent
+from analysis.formatting import duration, number, percent
 from analysis.load import SweepInfo
 from compile_sweep.schema.record import WarmStart
 
@@ -173,18 +173,21 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
     if not info.spans:
         return None
     left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
-    busy = f"There was a trial {percent(info.busy)} of the time, and it was warming up {percent(info.compiling)} of it"
-    busy += f" and timing steps {percent(info.measuring - info.compiling)}"
-    count = len(info.lane_names)
+    busy = f"Trials took {percent(info.busy)} of the time, of which {percent(info.compiling)} was warming up and "
+    busy += f"{percent(info.measuring - info.compiling)} timing steps"
+    count = info.num_gpus if info.of_gpus else len(info.lane_names)
     if info.of_gpus:
         lanes = f"{count} GPUs" if count > 1 else "One GPU"
-        whose = "Trials without a recorded GPU are placed where there was room."
+        elsewhere = ", or on another lane" if len(info.lane_names) > info.num_gpus else ""
+        whose = f"Trials without a recorded GPU are placed where there was room{elsewhere}."
     else:
         lanes = f"{count} lanes, one for each worker running at the same time" if count > 1 else "One lane: one worker at a time"
         whose = "Records name no GPU, so lanes are assigned in order."
+    paused_s = sum(pause.length_s for pause in info.pauses)
+    cut = f" Dashed lines are pauses without any trial, {duration(paused_s)} in all, which are not counted." if paused_s else ""
     return Chart(
         "timeline", "What the machine did when", "Time line", "Trials over time, by what they were doing",
-        f"{lanes}. {busy}; gaps are idle time. {whose}{left_out}",
+        f"{lanes}. {busy}; gaps are idle time.{cut} {whose}{left_out}",
         as_json(charts.timeline_figure(info)), is_detail=True,
     )  # fmt: skip
 

@@ -56,11 +56,12 @@ def test_a_telephone_has_a_legend_under_the_chart_instead(browser: sync_api.Brow
 
 
 @pytest.mark.parametrize("width", [390, pytest.param(768, marks=FURTHER), 900, pytest.param(1280, marks=FURTHER)])
-def test_the_fronts_two_legends_do_not_meet(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
+def test_the_fronts_legend_is_beside_the_plot(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
     records = [*typical_trials(), trial("scope=full,optimizer=fused", 1046, 439), trial("scope=full,dynamic=true", 600, 400)]
     with Visit(browser, report_on(records), width=width) as visit:
-        above, below = boxes(visit.page.locator("#chart .legend")) + boxes(visit.page.locator("#chart .legend2"))
-        assert not overlap(above, below)
+        (legend,) = boxes(visit.page.locator("#chart .legend"))
+        assert not any(overlap(legend, point) for point in boxes(visit.page.locator("#chart .scatterlayer .point")))
         (chart,) = boxes(visit.page.locator("#chart"))
-        assert below["y"] + below["height"] <= chart["y"] + chart["height"]
+        assert chart["y"] <= legend["y"]
+        assert legend["y"] + legend["height"] <= chart["y"] + chart["height"]
         sync_api.expect(visit.page.locator("#chart .legendtext", has_text="cannot be told apart")).to_have_count(1)

@@ -100,7 +100,7 @@ def test_a_telephone_that_is_turned_shows_what_a_page_opened_that_way_does(
     browser: sync_api.Browser, report_on: ReportOn
 ) -> None:
     report = report_on()
-    parts = ("#chart .legend", "#chart .legend2", "#chart .point", "#phases-chart .legend", "#phases-chart .annotation")
+    parts = ("#chart .legend", "#chart .point", "#phases-chart .legend", "#phases-chart .annotation")
     with Visit(browser, report, width=390) as turned, Visit(browser, report, width=844) as opened:
         turned.page.set_viewport_size({"width": 844, "height": 900})
         for part in parts:

@@ -46,20 +46,19 @@ const fitFront = (element, figure) => {
   layout.annotations = (figure.layout.annotations || []).map((one) => frontLabel(one, widthOf(element) >= labelledWidth));
   if (isNarrow(element)) {
     layout.height = 600;
-    layout.margin = { l: 54, r: 10, t: 58, b: 138 };
+    layout.margin = { l: 54, r: 10, t: 16, b: 158 };
     const plot = layout.height - layout.margin.t - layout.margin.b;
     const rows = { font: small, x: 0, title: { text: "" } };
     if (figure.layout.meta) {
       layout.xaxis.title = { ...layout.xaxis.title, text: figure.layout.meta.x };
       layout.yaxis.title = { ...layout.yaxis.title, text: figure.layout.meta.y };
     }
-    layout.legend = { ...layout.legend, ...rows };
-    layout.legend2 = { ...layout.legend2, ...rows, y: -58 / plot, yanchor: "top" };
-  } else if (widthOf(element) < labelledWidth) { // two legends of several rows above the chart would meet
+    layout.legend = { ...layout.legend, ...rows, y: -58 / plot, yanchor: "top" };
+  } else if (widthOf(element) < labelledWidth) { // several rows above the chart would not fit
     const below = 64; // px
     layout.height += below;
     layout.margin = { ...layout.margin, b: layout.margin.b + below };
-    layout.legend2 = { ...layout.legend2, y: -60 / (layout.height - layout.margin.t - layout.margin.b), yanchor: "top" };
+    layout.legend = { ...layout.legend, y: -60 / (layout.height - layout.margin.t - layout.margin.b), yanchor: "top" };
   }
   return { data: figure.data, layout };
 };

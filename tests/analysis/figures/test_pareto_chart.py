@@ -32,7 +32,7 @@ def test_the_chart_shows_each_trial_that_has_figures(make_sweep: MakeSweep) -> N
 def test_a_trial_that_is_not_ok_is_hollow_and_carries_its_label(make_sweep: MakeSweep) -> None:
     figure = analysis.figures.pareto_figure(analysis.load(make_sweep()))
     symbols = [symbol for trace in figure.data if trace.hovertext for symbol in trace.marker.symbol]
-    assert [symbol for symbol in symbols if symbol.endswith("-open")] == ["diamond-open"]
+    assert [symbol for symbol in symbols if symbol.endswith("-open")] == ["circle-open"]
     assert "nan" in [annotation.text for annotation in figure.layout.annotations]
     assert any("infeasible: nan" in text for trace in figure.data for text in trace.hovertext or ())
 
@@ -126,3 +126,12 @@ def test_a_page_runs_plotly_outside_its_modules_function_and_with_its_notice() -
     assert script.startswith("/**\n* plotly.js v")
     assert re.search(r'\*/\s*"use strict";var Plotly=', script[:1000])
     assert script.endswith("\nwindow.Plotly = Plotly;")
+
+
+def test_scopes_can_be_told_apart_without_colors(make_sweep: MakeSweep) -> None:
+    figure = analysis.figures.pareto_figure(analysis.load(make_sweep()))
+    symbols = {
+        (trace.name, symbol.removesuffix("-open")) for trace in figure.data if trace.hovertext for symbol in trace.marker.symbol
+    }
+    assert sorted(name for name, _ in symbols) == ["eager", "full", "regional"]
+    assert len({symbol for _, symbol in symbols}) == 3

@@ -24,6 +24,7 @@ from analysis.figures import (
     timeline_figure,
     timeline_info,
 )
+from analysis.figures.timeline import Pause
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord, append
 
@@ -130,6 +131,21 @@ def test_a_trial_is_on_the_lanes_of_its_gpus_and_one_that_names_none_where_there
     assert info.lane_names == ["2", "10", "other"]
     axis = timeline_figure(info).layout.yaxis
     assert (axis.title.text, list(axis.ticktext)) == ("GPU", ["2", "10", "other"])
+
+
+def test_long_pauses_are_cut_out_of_the_time_line(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=eager", 500, 0, trial_id="first", wall_s=100.0, gpus=["a:0"], started_at="2026-11-21T09:00:00+00:00"),
+        trial("scope=full", 640, 20, trial_id="soon", wall_s=100.0, gpus=["a:0"], started_at="2026-11-21T09:01:50+00:00"),
+        trial("scope=regional", 600, 20, trial_id="next day", wall_s=90.0, gpus=[], started_at="2026-11-22T09:00:00+00:00"),
+    ]
+    info = timeline_info(analysis.load(make_sweep(records)))
+    assert info.pauses == [Pause(210.0, 86400.0 - 210.0)]
+    assert info.busy == pytest.approx(290 / 300)
+    assert info.num_gpus == 1
+    figure = timeline_figure(info)
+    assert max(max(trace.base) for trace in figure.data) < 300 / 60
+    assert [shape.x0 for shape in figure.layout.shapes] == [210 / 60]
 
 
 def test_lanes_of_several_hosts_say_which(make_sweep: MakeSweep) -> None:
