@@ -24,7 +24,7 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.short_names import setting_ids, setting_names
 from compile_sweep.schema.visible_text import visible, visible_values
 
-_SWEPT = "give the folder that `python -m orchestrator.sweep` wrote"
+_SWEPT = "give a folder that a sweep wrote"
 _INTERVALS = dict(INTERVALS.values())
 
 

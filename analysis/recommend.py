@@ -45,7 +45,7 @@ from analysis.decision_text import (
     signed,
     words_of_baseline,
 )
-from analysis.formatting import MISSING, cell, duration, figure, number, span, whole
+from analysis.formatting import MISSING, cell, duration, figure, number, span, text, whole
 from analysis.load import load_for_analysis
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag, Repeated, Several
@@ -206,10 +206,10 @@ def sentences(found: Recommendation) -> list[str]:
     trial, job = found.trial, found.job
     total = f"{duration(trial['total_s'])} (95 %: {duration(trial['total_s_low'])} to {duration(trial['total_s_high'])})"
     money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
+    gpu_time = "" if text(trial["device"]) == "cpu" else f"; {figure(trial['gpu_hours'])} GPU-hours{money}"
     said = [
         *verdict(found),
-        f"“{trial['setting_name']}” takes {total}, including {duration(trial['fixed_s'])} for starting and compiling; "
-        f"{figure(trial['gpu_hours'])} GPU-hours{money}.",
+        f"“{trial['setting_name']}” takes {total}, including {duration(trial['fixed_s'])} for starting and compiling{gpu_time}.",
     ]
     if not trial["starts_known"] and job.starts is Starts.COLD:
         said.append("Its cold compile time is an estimate: it was measured with warm caches only.")
@@ -295,8 +295,11 @@ def by_length(found: Recommendation) -> list[str]:
         price = found.job.price_per_gpu_hour
         gpus = found.job.gpus(int(reign.trial["num_workers"]))
         cost = "" if price is None else f", {figure(reign.from_s * gpus * price / 3600)}"
-        after = "" if reign.from_steps == 1 else f" ({duration(reign.from_s)}{cost})"
-        lines.append(f"from {whole(reign.from_steps)}{after}{until} steps: “{reign.trial['setting_name']}”")
+        if reign.from_steps > 1:
+            lengths = f"from {whole(reign.from_steps)} steps ({duration(reign.from_s)}{cost}){until}"
+        else:
+            lengths = "at any length" if reign.to_steps is None else f"up to {whole(reign.to_steps)} steps"
+        lines.append(f"{lengths}: “{reign.trial['setting_name']}”")
     return lines
 
 

@@ -277,11 +277,11 @@ def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[s
     """Returns commands for the next steps, by purpose."""
     folder = shlex.quote(str(output))
     commands = {
-        "for another length of the job": f"python -m analysis.recommend {folder} --steps 1M",
-        "as a page, also while a sweep runs": f"python -m analysis.report {folder} --watch",
+        "for another length of the job": f"compile-sweep recommend {folder} --steps 1M",
+        "as a page, also while a sweep runs": f"compile-sweep report {folder} --watch",
     }
     if config.script is None:
-        return {"the recommended setting as a program": f"python -m analysis.export {folder}"} | commands
+        return {"the recommended setting as a program": f"compile-sweep export {folder}"} | commands
     if settings_key is None:
         return commands
     job = ScriptJob.from_dict(config.script)

@@ -173,8 +173,8 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
     if not info.spans:
         return None
     left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
-    busy = f"Trials took {percent(info.busy)} of the time, of which {percent(info.compiling)} was warming up and "
-    busy += f"{percent(info.measuring - info.compiling)} timing steps"
+    busy = f"Trials ran {percent(info.busy)} of the time: {percent(info.compiling)} warming up, "
+    busy += f"{percent(info.measuring - info.compiling)} timing steps, the rest starting, building and checking"
     count = info.num_gpus if info.of_gpus else len(info.lane_names)
     if info.of_gpus:
         lanes = f"{count} GPUs" if count > 1 else "One GPU"

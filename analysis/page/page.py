@@ -89,7 +89,7 @@ _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_eve
 
 _NOSCRIPT_CSS = (
     "nav, #theme, #job, .choices, .controls, .halves, .chart, .copy-command, section:has(> .wide > .chart), "
-    "section:has(> #break-even-chart), #chart + .note { display: none; }"
+    "section:has(> #break-even-chart), #chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; }"
 )
 """Hides what needs a script: without one, charts are empty and controls do nothing."""
 

@@ -19,6 +19,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -245,7 +246,7 @@ def _remarks(one: Mapping[str, Any]) -> list[str]:
 
 def _cell(text: str) -> str:
     cut = textwrap.shorten(" ".join(text.split()), 220, placeholder=" …")
-    return cut.replace("|", "\\|")
+    return re.sub(r"([|\[\]])", r"\\\1", cut)
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ PROG = "python -m orchestrator.search.tables"
 _LEFT_OUT = ("step_ms", "numerics", "source", "perf_hints", "graph_break_reasons", "recompile_reasons")
 """Fields that make up most of a record and that no search uses."""
 
-_SWEEP = "give the folder that `python -m orchestrator.sweep` wrote"
+_SWEEP = "give a folder that a sweep wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

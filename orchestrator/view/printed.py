@@ -70,9 +70,11 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
     if config.placement is Placement.SPREAD:
         console.print("each trial has a host to itself", highlight=False)
     minutes = seconds / 60 / min(config.max_concurrent, max(1, len(left)))
-    console.print(
-        f"estimate: {minutes:.1f} min, {config.max_concurrent} at once{confirming}{budget}", highlight=False, soft_wrap=True
-    )
+    console.print(f"estimate: {minutes:.1f} min, {_at_once(config)}{confirming}{budget}", highlight=False, soft_wrap=True)
+
+
+def _at_once(config: SweepConfig) -> str:
+    return "one at a time" if config.max_concurrent == 1 else f"{config.max_concurrent} at once"
 
 
 def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
@@ -89,7 +91,7 @@ def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
         f"recipe {config.recipe}: {config.workload} ({config.size}), {num_left} of {len(config.settings)} settings left to "
         "choose from",
         f"searcher {search.searcher}: {', '.join(map(str, aims.objectives))}{told}",
-        f"until {' or '.join(filter(None, budgets)) or 'all have been tried'}, {config.max_concurrent} at once, trials are "
+        f"until {' or '.join(filter(None, budgets)) or 'all have been tried'}, {_at_once(config)}, trials are "
         f"{'' if search.prune else 'not '}stopped early",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -92,6 +92,6 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
     assert {trial.workload for trial in trials} == {"plain_loop.py"}
     assert all(trial.findings[0].startswith("module model: Net") for trial in trials)
     assert (output / "report.html").is_file()
-    assert "python -m analysis.recommend" in run.stdout
+    assert "compile-sweep recommend" in run.stdout
     assert settings_of(output).key in {trial.settings_key for trial in trials}
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -119,11 +119,11 @@ const setUpBreakEven = (data, figure) => {
     ranking.replaceChildren(...[best, ...others.slice(0, 4)].map(({ one, total }) => made("li", {},
       made("span", { textContent: one.label }),
       made("meter", { min: 0, max: longest, value: total, ariaLabel: `${one.label}: ${duration(total)}` }),
-      made("span", { className: "figures", textContent: `${worth(total)}, of it ${duration(startsOf(one, job))} for starts` }))));
+      made("span", { className: "figures", textContent: `${worth(total)}, including ${duration(startsOf(one, job))} for starts` }))));
     const options = [` --steps ${job.steps}`, job.restarts ? ` --restarts ${job.restarts}` : "", job.starts === "cold" ? "" : ` --starts ${job.starts}`,
       job.gpus === base.num_workers ? "" : ` --gpus-per-node ${job.gpus}`, job.price ? ` --price-per-gpu-hour ${job.price}` : ""].join("");
     for (const [id, name] of [["command-recommend", "recommend"], ["command-job", "export"]]) {
-      document.getElementById(id).textContent = inFolder(`python -m analysis.${name} DIR${options}`);
+      document.getElementById(id).textContent = inFolder(`compile-sweep ${name} DIR${options}`);
     }
     const reigns = reignsOf(settings, job);
     flips.replaceChildren(...reigns.map(({ setting, from }, place) => {

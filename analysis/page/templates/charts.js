@@ -87,8 +87,10 @@ addEventListener("theme", drawAll);
 addEventListener("resize", () => charts.forEach((chart) => chart.isDrawn && chart.element.clientWidth !== chart.width && chart.draw()));
 
 let themeOnScreen = null;
+let finishPage = () => {}; // what is left to set up, in case the page is printed before it is
 const beforePrint = () => {
   if (themeOnScreen !== null) return;
+  finishPage();
   themeOnScreen = root.dataset.theme;
   root.dataset.theme = "light";
   root.dataset.printing = "yes";

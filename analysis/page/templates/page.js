@@ -54,9 +54,13 @@ const setUpCommands = () => {
   setUpCommands();
   run(await plotly);
   setUpCharts(figures);
+  finishPage = () => {
+    finishPage = () => {};
+    if (breakEven) setUpBreakEven(breakEven, figures["break-even"]);
+  };
   drawNext();
   await painted(); // the front, before more is worked out
-  if (breakEven) setUpBreakEven(breakEven, figures["break-even"]);
+  finishPage();
   drawInTurn();
   matchMedia("print").addEventListener("change", (event) => (event.matches ? beforePrint() : afterPrint()));
   if (root.dataset.version) watch();

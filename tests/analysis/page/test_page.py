@@ -34,7 +34,7 @@ def offer(folder: Path, **told: object) -> None:
 @pytest.mark.slow
 def test_best_py_is_linked_with_how_its_run_went(make_sweep: MakeSweep) -> None:
     folder = make_sweep(SMALL)
-    assert "python -m analysis.export DIR --steps 100000" in page_of(folder)
+    assert "compile-sweep export DIR --steps 100000" in page_of(folder)
     offer(folder, sentence=f"It came to 1,001. {HOSTILE}")
     page = page_of(folder)
     assert '<a href="best.py">best.py</a> is “full, default” as a program. It came to 1,001.' in page
@@ -67,7 +67,7 @@ def test_an_export_beside_the_sweep_renews_its_report_and_one_elsewhere_does_not
 @pytest.mark.slow
 def test_a_comparison_beside_the_sweep_is_linked(make_sweep: MakeSweep) -> None:
     folder = make_sweep(SMALL)
-    assert "analysis.compare BEFORE DIR" in page_of(folder)
+    assert "compile-sweep compare BEFORE DIR" in page_of(folder)
     assert compare.main([str(folder), str(folder)]) == 0
     assert '<a href="compare.html">' in (folder / "report.html").read_text()
 
@@ -114,11 +114,11 @@ def test_commands_name_the_folder_as_one_word_of_a_shell_and_follow_the_job(
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         with Visit(browser, report) as visit:
             code = visit.page.locator("#command-job")
-            sync_api.expect(code).to_have_text(f"python -m analysis.export {quoted} --steps 100000")
-            sync_api.expect(visit.page.locator("#command-compare")).to_have_text(f"python -m analysis.compare BEFORE {quoted}")
+            sync_api.expect(code).to_have_text(f"compile-sweep export {quoted} --steps 100000")
+            sync_api.expect(visit.page.locator("#command-compare")).to_have_text(f"compile-sweep compare BEFORE {quoted}")
             visit.page.get_by_label("Restarts").fill("7")
             visit.page.get_by_label("Price of a GPU-hour").fill("2.5")
-            asked = f"python -m analysis.recommend {quoted} --steps 100000 --restarts 7 --price-per-gpu-hour 2.5"
+            asked = f"compile-sweep recommend {quoted} --steps 100000 --restarts 7 --price-per-gpu-hour 2.5"
             sync_api.expect(visit.page.locator("#command-recommend")).to_have_text(asked)
             visit.page.locator("#command-recommend + button").click()
             sync_api.expect(visit.page.locator("#copied")).to_have_text(f"Copied {asked}")

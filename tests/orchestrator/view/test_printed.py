@@ -50,7 +50,7 @@ def test_a_long_name_is_cut_at_80_columns_and_keeps_its_id() -> None:
 
 def test_commands_to_go_on_with_are_whole_on_a_line_each() -> None:
     out = io.StringIO()
-    command = f"python -m analysis.export {'a' * 70}"
+    command = f"compile-sweep export {'a' * 70}"
     show_commands(Console(file=out, width=60), {"as a program": command})
     assert out.getvalue() == f"next:\n  {command}  # as a program\n"
 
