@@ -72,8 +72,9 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
     if structure.kind == "fields":
         return structure.value(**named)
     rebuilt = copy.copy(structure.value)
-    for name, part in named.items():
-        setattr(rebuilt, name, part)
+    for (name, part), held in zip(named.items(), structure.parts, strict=True):
+        if held.kind != "constant":  # the copy has it
+            setattr(rebuilt, name, part)
     return rebuilt
 
 
@@ -247,7 +248,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     if not callable(to_dict):
         return None
     held = to_dict()
-    return {key: one for key, one in held.items() if isinstance(one, Tensor)} if isinstance(held, Mapping) else None
+    kept = (Tensor, int, float, str)
+    return {key: one for key, one in held.items() if isinstance(one, kept)} if isinstance(held, Mapping) else None
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[Any]:

@@ -1,8 +1,9 @@
 """Finds what a sweep must know about a model and its batches: repeated blocks, and dimensions that change.
 
-Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`) that are all of one class. If they
-differ in size and contain equal blocks, like the stages of a vision model, the blocks are the inner ones. A dimension of a batch
-changes if its size differs between batches; a dimension of an inner module's argument, if it differs between two runs.
+Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`, or of a `ModuleDict` whose members are
+equal) that are all of one class. If they differ in size and contain equal blocks, like the stages of a vision model, the blocks
+are the inner ones. A dimension of a batch changes if its size differs between batches; a dimension of an inner module's argument,
+if it differs between two runs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Dims = dict[str, tuple[int, ...]]
 def repeated_blocks(model: nn.Module) -> list[str]:
     """Returns the dotted names of the model's repeated blocks, none of which contains another."""
     lists = list(_blocks(model, nn.ModuleList, ""))
-    return lists or list(_blocks(model, nn.Sequential, ""))
+    return lists or list(_blocks(model, nn.Sequential, "")) or list(_blocks(model, nn.ModuleDict, ""))
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
@@ -115,7 +116,8 @@ def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[s
     for name, child in module.named_children():
         members = dict(child.named_children())
         inside = _blocks(child, kind, f"{prefix}{name}.")
-        if isinstance(child, kind) and len(members) > 1 and _are_blocks(members.values()):
+        equal = kind is not nn.ModuleDict or _are_equal(members.values())  # a dictionary may hold the heads of tasks
+        if isinstance(child, kind) and len(members) > 1 and _are_blocks(members.values()) and equal:
             own = [f"{prefix}{name}.{member}" for member in members]
             yield from own if _are_equal(members.values()) else list(inside) or own
         else:
@@ -207,12 +209,20 @@ def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]])
     """Returns the size of the first dimension of most tensors, or of a second one if every first one is the length."""
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
     outer = [name for name in steady if "." not in name] or list(steady)  # tensors inside lists may have rows of their own
+    outer = [name for name in outer if not _are_bounds(first[name], set(steady.values()))] or outer
     if rows := [steady[name] for name in outer]:
         # Excludes, for example, the edges of a graph.
         whole = {steady[name] for name in outer if not any(one == name for one, _ in changing)}
         return max(rows, key=lambda size: (rows.count(size), size in whole))
     second = {tensor.size(1) if tensor.dim() > 1 and (name, 1) not in changing else 0 for name, tensor in first.items()}
     return second.pop() if len(second) == 1 and second != {0} else 1
+
+
+def _are_bounds(tensor: Tensor, sizes: Collection[int]) -> bool:
+    """Tells whether a tensor holds where each sample begins and where the last one ends, one number more than samples."""
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.numel() - 1 not in sizes:
+        return False
+    return int(tensor[0]) == 0 and bool((tensor.diff() >= 0).all())
 
 
 def _why_ragged(

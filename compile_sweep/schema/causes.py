@@ -368,7 +368,7 @@ GUARDS = (
     ),
     _guard(
         "blocks of different sizes",
-        r"tensor 'self\S*\.(weight|bias|running_mean|running_var)' size mismatch",
+        r"tensor '(self|fn)\S*\.(weight|bias|running_mean|running_var)' size mismatch",
         "blocks of one class have weights of different sizes, which takes a graph for each size: accept one for each, or use "
         "scope=full",
     ),
@@ -419,6 +419,12 @@ GUARDS = (
         "reads alive",
     ),
     _guard(
+        "blocks of different kinds",
+        r"___check_\w+\(fn\.",
+        "modules of torch.nn that are compiled apart share their graphs, and each kind takes a graph of its own: accept one for "
+        "each, with a recompile_limit above their number",
+    ),
+    _guard(
         "another object",
         r"___check_|\S+ is \S+",
         "the object it was compiled for was replaced by another: keep modules and functions the same in every step",
@@ -433,9 +439,10 @@ REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of
 ERRORS = (
     Cause(
         name="double backward",
-        headline=r"does not currently support double backward",
+        headline=r"does not currently support double backward|donated buffers",
         advice="a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager, "
-        "or take its first derivative inside the compiled function, with torch.func.grad",
+        "or take its first derivative inside the compiled function, with torch.func.grad; if no second derivative is meant, use "
+        "backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off",
     ),
     Cause(
         name="marked length that the code fixes",

@@ -115,6 +115,28 @@ def graphs(number: int) -> dict[str, Tensor]:
     }
 
 
+def test_a_number_of_a_graph_that_changes_is_not_taken_from_the_first_batch() -> None:
+    def counted(number: int) -> Graph:
+        return Graph(**(found := graphs(number)), num_graphs=3, num_nodes=len(found["x"]))
+
+    with pytest.raises(
+        WorkloadError, match="'num_nodes' as int, once 7 and once 9; make it a tensor if the step computes with it"
+    ):
+        made(counted, lambda model, batch: model(batch.x).mean()).remarks()
+    tensors, structure = flatten(counted(0))
+    assert structure is not None
+    assert rebuild(structure, tensors).num_graphs == 3
+
+
+def test_bounds_of_samples_are_one_more_than_samples() -> None:
+    def packed(number: int) -> dict[str, Tensor]:
+        lengths = torch.tensor([2, 3 + number, 4])
+        bounds = nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+        return {"cu_seqlens": bounds, "x": torch.randn(int(lengths.sum()), 8), "y": torch.randint(3, (3,))}
+
+    assert made(packed, lambda model, batch: model(batch["x"]).mean()).batch_size == 3
+
+
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()

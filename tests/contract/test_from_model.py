@@ -30,6 +30,10 @@ def test_blocks_are_members_of_lists_of_one_class_and_no_lone_layers() -> None:
     assert repeated_blocks(Stack()) == ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
     assert repeated_blocks(nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(4, 4))) == ["0.0", "0.1"]
     assert repeated_blocks(nn.Linear(4, 4)) == []
+    numbered = nn.ModuleDict({str(number): nn.Sequential(nn.Linear(4, 4)) for number in range(2)})
+    assert repeated_blocks(nn.ModuleDict({"layers": numbered})) == ["layers.0", "layers.1"]
+    heads = nn.ModuleDict({str(classes): nn.Sequential(nn.Linear(4, classes)) for classes in (3, 5)})
+    assert repeated_blocks(nn.ModuleDict({"heads": heads})) == []
 
 
 def test_of_stages_of_different_sizes_the_blocks_inside_are_taken() -> None:

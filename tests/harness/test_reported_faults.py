@@ -115,6 +115,12 @@ class CountsRows(Body):
         return torch.stack([row / (1 + count) for row, count in zip(super().forward(x), counts, strict=True)])
 
 
+class ChecksItsInput(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype is torch.float32
+        return super().forward(x)
+
+
 class KeepsByStep(Body):
     def __init__(self) -> None:
         super().__init__()
@@ -331,6 +337,7 @@ FAULTS = [
     Fault(TimesItself, STATIC, "recompile-limit", ("read files and clocks",), (*LENGTHS, "keep the value a tensor")),
     Fault(CutsOut, AUTO, "silent-fallback", ("draw with torch",), ("remove the graph break",)),
     Fault(CountsRows, AUTO, None, ("keep the value a tensor",), ("register_buffer",)),
+    Fault(ChecksItsInput, AUTO, None, ("1 graph of",)),
     Fault(KeepsByStep, AUTO, "recompile-limit", ("norms", "keep what grows out of the forward"), LENGTHS),
     Fault(
         Router, "scope=regional,dynamic=static,backend=eager", "recompile-limit",
@@ -350,11 +357,38 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def test_a_gradient_in_the_loss_is_a_compile_error_with_advice() -> None:
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 20), nn.LeakyReLU(), nn.Linear(20, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def step_with_a_penalty(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    x = batch["places"].clone().requires_grad_()
+    scores = model(x)
+    (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+    loss = scores.mean() + slope.square().sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "settings"),
+    [
+        (Energy, {"loss_fn": loss_of_forces}, TRACED_BACKWARD),
+        (Critic, {"step_fn": step_with_a_penalty}, TRACED_BACKWARD.replace("full", "modular")),
+    ],
+)
+def test_a_gradient_in_the_loss_is_a_compile_error_with_advice(
+    model: type[nn.Module], told: dict[str, Any], settings: str
+) -> None:
     torch._dynamo.reset()
-    workload = WorkloadFromModel(Energy, atoms, loss_of_forces, num_batches=2)()
+    workload = WorkloadFromModel(model, atoms, num_batches=2, **told)()
     with pytest.raises(RuntimeError) as raised:
-        measure(prepare(workload, CompileSettings.parse(TRACED_BACKWARD), CPU), protocol=SHORT)
+        measure(prepare(workload, CompileSettings.parse(settings), CPU), protocol=SHORT)
     times = {"in_phase_s": 1.0, "elapsed_s": 9.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
     error: dict[str, Any] = {"error_type": "builtins.RuntimeError", "error_text": str(raised.value)}
     verdict = judge_death(Death(phase="warming-up", **times, **error, error_is_compilers=is_compiler_error(raised.value)))

@@ -18,5 +18,8 @@ def is_compiler_error(error: BaseException) -> bool:
         return True
     if not isinstance(error, RuntimeError) or error.__traceback__ is None:
         return False
-    *_, innermost = traceback.walk_tb(error.__traceback__)
-    return any(folder in innermost[0].f_code.co_filename for folder in _COMPILERS)
+    places = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    innermost = next(
+        (place for place in reversed(places) if not place.endswith("torch/__init__.py")), ""
+    )  # torch._check is there
+    return any(folder in innermost for folder in _COMPILERS)

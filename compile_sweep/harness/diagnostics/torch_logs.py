@@ -109,6 +109,12 @@ def function_name(name: str) -> str:
     return name
 
 
+def _function(name: str, path: str, line: str) -> str:
+    """Returns a compiled function and its place; torch compiles modules of `torch.nn` through a function of its own."""
+    place = f"{module_path(path)}:{line}"
+    return f"{'module of torch.nn' if 'torch/_dynamo/external_utils' in place else function_name(name)} ({place})"
+
+
 class GraphBreak(NamedTuple):
     """A graph break: where torch saw it, and what it is."""
 
@@ -144,7 +150,7 @@ def parse_recompile(message: str) -> str:
     """Parses a message of the artifact `recompiles`: which function, and which guard of its latest graph failed."""
     head = re.search(r"Recompiling function (\S+) in (.+?):(\d+)", message)
     guards = re.findall(r"^\s*- (\d+/\d+\S*: .*)$", message, re.MULTILINE)
-    function = f"{function_name(head[1])} ({module_path(head[2])}:{head[3]})" if head else "a function"
+    function = _function(*head.groups()) if head else "a function"
     guard = _guard(guards[0]) if guards else "torch names no guard"
     more = f" (one of {len(guards)} graphs, none of which fits)" if len(guards) > 1 else ""
     return shorten_text(f"{function}: {guard}{more}", 2 * LINE_LENGTH)
@@ -157,7 +163,7 @@ def parse_recompile_limit(message: str) -> str | None:
         return None
     function = re.search(r"function: '(.+?)' \((.+?):(\d+)\)", message)
     reason = re.search(r"last reason: (.*)", message)
-    where = f"{function_name(function[1])} ({module_path(function[2])}:{function[3]})" if function else "a function"
+    where = _function(*function.groups()) if function else "a function"
     return shorten_text(
         f"{where} hit {limit[1]} {limit[2]}: {_guard(reason[1]) if reason else 'torch gives no reason'}", 2 * LINE_LENGTH
     )

@@ -29,6 +29,7 @@ from compile_sweep.harness.numerics.trajectory import Trajectory, make_recorder
 from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.ddp_settings import Compression
+from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import is_out_of_memory
 from compile_sweep.schema.settings import Autocast, CompileSettings, MatmulPrecision
 
@@ -184,7 +185,9 @@ def _precise(prepared: Prepared, batches: Sequence[Batch], dtype: torch.dtype) -
     try:
         with _full_precision(), _stepping(prepared.with_settings(eager), seed, dtype) as (model, step):
             return record_run(prepared.workload, model, step, [_as(dtype, batch) for batch in batches])
-    except RuntimeError as error:  # out of memory, or a dtype written into the forward, which then fails in every worker
+    except CompileSweepError:
+        raise
+    except Exception as error:  # out of memory, or a dtype written or checked in the forward, which then fails in every worker
         if num_workers() > 1 and (is_out_of_memory(error) or isinstance(error, dist.DistError)):
             raise
         return None

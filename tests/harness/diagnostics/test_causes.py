@@ -98,6 +98,7 @@ def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
 def test_every_cause_has_its_test() -> None:
     shown = {case.cause for case in BREAKS}
     elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
+    elsewhere |= {"blocks of different kinds", "length after a graph break"}
     assert shown == {cause.name for cause in causes.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}

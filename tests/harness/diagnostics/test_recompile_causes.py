@@ -377,6 +377,19 @@ def test_a_length_behind_a_graph_break_is_not_marked_and_the_break_is_what_to_fi
     assert said.endswith("fix the break at this line")
 
 
+def test_blocks_of_different_kinds_take_a_graph_each_and_are_named() -> None:
+    torch._dynamo.reset()
+    kinds = (nn.Tanh, nn.GELU, nn.ReLU)
+    blocks = [nn.Sequential(nn.Linear(8, 8), kind()) for kind in kinds for _ in range(2)]
+    x = torch.randn(4, 8, requires_grad=True)
+    with capture_diagnostics() as found:
+        for block in blocks:
+            torch.compile(block, backend="eager")(x)
+    assert found.graphs == len(kinds)
+    assert {text.partition(" (")[0] for text in found.recompile_reasons} == {"module of torch.nn"}
+    assert {one.name for text in found.recompile_reasons if (one := cause_of(text))} == {"blocks of different kinds"}
+
+
 def with_moving_average(net: Net, x: Tensor) -> Tensor:
     y = net.layer(x)
     with torch.no_grad():
