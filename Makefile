@@ -63,7 +63,7 @@ chaos: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check .
 	$(IN_VENV) -m ruff format --check .
-	$(IN_VENV) -m mypy
+	$(IN_VENV) -m mypy --num-workers 2
 
 docs: $(VENV)/.installed
 	@$(call pip_install,-e ".[docs]")
