@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from compile_sweep.schema import record
+from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
@@ -87,9 +88,12 @@ class Stages:
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _fresh: Callable[[], list[TrialRecord]] = field(init=False)
     _records: list[TrialRecord] = field(default_factory=list, init=False)
+    _before: int = field(default=0, init=False)
+    """Number of records when this run began."""
 
     def __post_init__(self) -> None:
         self._fresh = record.follow(self.output).fresh
+        self._before = len(self._done())
 
     def stages(self, *, interrupted: bool = False) -> list[Stage]:
         """Returns all stages, in order; a stage that the configuration disables has no settings.
@@ -99,6 +103,8 @@ class Stages:
         """
         caches, num_settings = self.config.caches, len(self.config.settings)
         ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
+        if self._script_cannot_run:
+            ran_out = "the script as it is could not be measured"
         why = "stopped" if interrupted else ran_out
         return [
             Stage(
@@ -138,6 +144,14 @@ class Stages:
         """Returns the settings without a record that counts; in a search, those it may still propose."""
         return remaining.left(self.config, self._done())
 
+    @property
+    def _script_cannot_run(self) -> bool:
+        """Whether the unchanged script, which is tried first, could not be measured now for a reason that no setting changes."""
+        if self.config.script is None:
+            return False
+        baseline = next((one for one in self._done()[self._before :] if one.settings.get("as_written")), None)
+        return baseline is not None and baseline.label == Label.EXCEPTION and (baseline.reason or "").startswith("ScriptError")
+
     def undone(self, *, interrupted: bool) -> str | None:
         """Says what another run would do first, and why this one did not; None if nothing. A search reports its own settings."""
         for stage in self.stages(interrupted=interrupted):
@@ -170,6 +184,8 @@ class Stages:
             expected_s = stage.expected_s(setting)
             if search is not None:
                 search.count_repeats()
+            if self._script_cannot_run:
+                return False
             in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s < ends_at
             return in_time and (search is None or search.allows(expected_s))
 

@@ -95,3 +95,16 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
     assert "compile-sweep recommend" in run.stdout
     assert settings_of(output).key in {trial.settings_key for trial in trials}
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
+    (folder / "odd.py").write_text("import sys\nsys.exit('no data')\n")
+    words = ["--script", "odd.py", "--device", "cpu", "--runner", "local", "--output", str(tmp_path / "sweep")]
+    run = subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", *words, "--settings", "scope=eager,optimizer=fused", "scope=full"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    (trial,) = record.read(tmp_path / "sweep")
+    assert str(trial.reason).startswith("ScriptError: the script ended after 0 steps with the message 'no data'")
+    assert "2 of 3 settings did not run (the script as it is could not be measured)" in run.stdout + run.stderr
