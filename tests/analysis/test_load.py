@@ -199,7 +199,7 @@ def test_a_missing_folder_and_a_file_in_its_place_are_told_apart(tmp_path: Path)
             read(tmp_path / "nowhere")
         with pytest.raises(RecordsError, match="is a file"):
             read(tmp_path / "file")
-        with pytest.raises(RecordsError, match="cannot be read \\(File name too long\\); give the folder"):
+        with pytest.raises(RecordsError, match="cannot be read \\(File name too long\\); give a folder"):
             read(tmp_path / ("x" * 300))
 
 

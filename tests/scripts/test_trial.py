@@ -120,7 +120,7 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
             "fsdp.py",
             "scope=full,dynamic=auto",
             "skipped",
-            marks=pytest.mark.nightly("the same, and its advice is tested with recorded text"),
+            marks=pytest.mark.nightly("compiles in two more processes; a test of recorded text covers its advice"),
         ),
     ],
 )
