@@ -24,8 +24,8 @@ EXTRAS ?=
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -X faulthandler -m pytest
 LOG := $(VENV)/install.log
-# One worker more than cores, because tests also wait for processes, servers and browsers; at most 8, for memory.
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 7 ? n + 1 : 8 )))
+# Two workers more than cores, because tests also wait for processes, servers and browsers; at most 8, for memory.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 6 ? n + 2 : 8 )))
 
 .PHONY: help sweep quick test nightly test-all chaos lint docs install clean check
 .DEFAULT_GOAL := help

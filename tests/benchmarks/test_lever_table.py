@@ -64,7 +64,7 @@ def test_names_that_no_job_has_are_refused(capsys: pytest.CaptureFixture[str], m
     assert "there is no job 'gpt3'; use one of gpt2, resnet, segmentation, captioning" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("runs two sweeps of two settings; the tests above check the settings and the table")
 def test_a_run_on_the_cpu_prints_the_table_and_goes_on_where_it_stopped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

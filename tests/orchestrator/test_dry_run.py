@@ -146,7 +146,7 @@ def test_a_dry_run_of_a_search_says_what_it_chooses_from_what_it_is_after_and_wh
     printed = capsys.readouterr().out
     assert "recipe grid: captioning (tiny), 132 of 132 settings left to choose from" in printed
     assert "searcher gain: samples_per_s:max, compile_s:min, peak_memory_bytes:min, within compile_s<=60" in printed
-    assert "until 40 trials or 1200 GPU-seconds or front stable for 6 trials, 1 at once, trials are stopped early" in printed
+    assert "until 40 trials or 1200 GPU-seconds or front stable for 6 trials, one at a time, trials are stopped early" in printed
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -188,7 +188,7 @@ def test_auto_says_what_it_would_try_first_why_and_until_when(
     assert sweep.main(["--dry-run", "--workload", "layers", "--size", "tiny", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "searcher levers: samples_per_s:max" in lines
-    assert f"until {until}, 1 at once, trials are stopped early" in lines
+    assert f"until {until}, one at a time, trials are stopped early" in lines
     first = lines.index(next(line for line in lines if line.startswith("first")))
     assert re.match(r"eager +21 s +what runs today", lines[first + 1])
     assert "scope=" in lines[first + 2]
@@ -224,10 +224,10 @@ def test_a_resumed_search_goes_on_as_it_began(theirs: Path, capsys: pytest.Captu
     assert sweep.main(["--resume", "--output", str(theirs), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "1 of 2 settings left to choose from" in printed
-    assert "searcher random: samples_per_s:max\nuntil front stable for 3 trials, 1 at once, trials are stopped early" in printed
+    assert "searcher random: samples_per_s:max\nuntil front stable for 3 trials, one at a time, trials are stopped early" in printed
     assert sweep.main(["--resume", "--output", str(theirs), "--dry-run", "--searcher", "gain", "--prune", "off"]) == 0
     printed = capsys.readouterr().out
-    assert "searcher gain: samples_per_s:max\nuntil front stable for 3 trials, 1 at once, trials are not stopped early" in printed
+    assert "searcher gain: samples_per_s:max\nuntil front stable for 3 trials, one at a time, trials are not stopped early" in printed
 
 
 def test_a_dry_run_of_a_resume_shows_what_is_left_and_changes_nothing(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
