@@ -27,7 +27,7 @@ LOG := $(VENV)/install.log
 # Two workers more than cores, because tests also wait for processes, servers and browsers; at most 8, for memory.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 6 ? n + 2 : 8 )))
 
-.PHONY: help sweep quick test nightly test-all chaos lint docs install clean check
+.PHONY: help sweep quick test nightly test-all chaos lint style docs install clean check
 .DEFAULT_GOAL := help
 
 help:
@@ -42,11 +42,11 @@ quick: $(VENV)/.installed-dev
 	  -m "not (slow or ray or alone or nightly or gpu or browser)" \
 	  $(addprefix --ignore=tests/,sweeps chaos cluster fuzz browser golden) $(ARGS)
 
-test: lint
+test: style
 	$(call run_tests)
 
 nightly test-all: export FUZZ_CASES ?= 2000
-nightly test-all: lint
+nightly test-all: style
 	$(call run_tests,--nightly --examples 1000)
 
 # Side by side what may be, then, if those passed, the rest. 5 says that ARGS chose no test: of one part, nothing wrong.
@@ -60,10 +60,13 @@ endef
 chaos: $(VENV)/.installed-dev
 	$(PYTEST) tests/chaos --chaos full --write-reliability docs/reliability.md $(ARGS)
 
-lint: $(VENV)/.installed-dev
+lint: style
+	$(IN_VENV) -m mypy --num-workers 2
+
+# mypy is one of the tests, so that it runs beside the others.
+style: $(VENV)/.installed-dev
 	$(IN_VENV) -m ruff check .
 	$(IN_VENV) -m ruff format --check .
-	$(IN_VENV) -m mypy --num-workers 2
 
 docs: $(VENV)/.installed
 	@$(call pip_install,-e ".[docs]")

@@ -221,8 +221,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    """Returns a test's place in the order: Ray's first, then the ones that compile."""
-    if item.get_closest_marker("ray"):
+    """Returns a test's place in the order: Ray's and mypy first, then the ones that compile."""
+    if item.get_closest_marker("ray") or item.path.name == "test_types.py":
         return 0
     return 1 if {"harness", "contract", "workloads"}.intersection(item.path.parts) else 2
 
