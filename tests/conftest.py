@@ -221,10 +221,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    """Returns a test's place in the order: Ray's and mypy first, then the ones that compile."""
-    if item.get_closest_marker("ray") or item.path.name == "test_types.py":
+    """Returns a test's place in the order: Ray's, mypy and whole sweeps first, then the ones that compile."""
+    if item.get_closest_marker("ray") or item.path.name == "test_types.py" or "sweeps" in item.path.parts:
         return 0
-    return 1 if {"harness", "contract", "workloads"}.intersection(item.path.parts) else 2
+    compiles = {"harness", "contract", "workloads", "scripts", "chaos", "test_examples.py"}.intersection(item.path.parts)
+    return 1 if compiles else 2
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
