@@ -55,6 +55,9 @@ def test_a_setting_is_explained_in_words_a_person_can_act_on(capsys: pytest.Capt
 
 
 def test_a_setting_that_cannot_be_measured_says_what_ended_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, complaint = explained(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=2")
+    assert code == 1, complaint
+    assert "failed (exception): RuntimeError: this workload does not like multiples of 2" in printed
     code, printed, complaint = explained(capsys, "faulty_workloads:Faulty", "scope=eager,padding=longest,pad_multiple=4")
     assert code == 1, complaint
     assert "failed (worker-died)" in printed
