@@ -60,7 +60,6 @@ def _check_functions(workload: Any) -> None:
             f"optimizer_fn of WorkloadFromModel is an optimizer, not a function that makes one of a model's parameters; give "
             f"partial(torch.optim.{name}, lr=…)"
         )
-    loss = "step_fn" if workload.has_own_step and workload.declared_accumulate == 1 else "loss_fn"
     if isinstance(workload.loss_fn, nn.modules.loss._Loss):
         name = type(workload.loss_fn).__name__
         raise WorkloadError(
@@ -69,7 +68,9 @@ def _check_functions(workload: Any) -> None:
         )
     _check_call("model_fn", workload.model_fn, (), "lambda: Net(…), with its arguments in it")
     _check_call("batch_fn", workload.batch_fn, ("number",), "a function of the batch's number")
-    _check_call(loss, workload.loss_fn, ("model", "batch"), "a function of the model and a batch, as batch_fn made it")
+    _check_call(
+        workload.loss_name, workload.loss_fn, ("model", "batch"), "a function of the model and a batch, as batch_fn made it"
+    )
     _check_call("scheduler_fn", workload.scheduler_fn, ("optimizer",), "partial(torch.optim.lr_scheduler.StepLR, step_size=…)")
 
 

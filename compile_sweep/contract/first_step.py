@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import ModelWorkload
-from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, ModelAndLoss, model_loss
+from compile_sweep.contract.model_and_loss import MODEL, ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory
@@ -54,7 +54,7 @@ def _step(workload: ModelWorkload, raw: Mapping[str, Tensor], device: torch.devi
     dtype = workload.autocast_dtype(device)
     autocast = nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
     with seeded(workload.seed), autocast, torch.set_grad_enabled(workload.trains):
-        with _explained(workload, raw), _without_updates(model, _function(workload)):
+        with _explained(workload, raw), _without_updates(model, workload.loss_name):
             loss = model(**batch)
         if not workload.trains:
             return
@@ -62,7 +62,7 @@ def _step(workload: ModelWorkload, raw: Mapping[str, Tensor], device: torch.devi
     with _explained(workload, raw, what="the backward pass"):
         loss.backward()
     if not any(weights.grad is not None for weights in model.parameters()):
-        if _function(workload) == "step_fn":
+        if workload.loss_name == "step_fn":
             raise WorkloadError("no parameter has a gradient after step_fn: it calls backward(), and leaves out zero_grad()")
         raise WorkloadError("no parameter gets a gradient: the loss of loss_fn does not depend on the model that it is given")
     if optimizer is not None:
@@ -72,12 +72,6 @@ def _step(workload: ModelWorkload, raw: Mapping[str, Tensor], device: torch.devi
         if schedule is not None:
             with _explained(workload, raw, what="the step of the scheduler that scheduler_fn made, schedule.step(),"):
                 schedule.step()
-
-
-def _function(workload: ModelWorkload) -> str:
-    """Returns the name of the argument of `WorkloadFromModel` that calls the model."""
-    accumulates = isinstance(type(workload).loss_fn, AccumulatedLoss)
-    return "step_fn" if workload.has_own_step and not accumulates else "loss_fn"
 
 
 @contextmanager
@@ -124,17 +118,15 @@ def _explained(workload: ModelWorkload, raw: Mapping[str, Tensor], what: str = "
     """Turns errors of a user's function into one sentence."""
     try:
         yield
-    except CompileSweepError:
-        raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, CompileSweepError) or is_out_of_memory(error):
             raise
         raise WorkloadError(_explanation(workload, raw, error, what)) from error
 
 
 def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exception, what: str) -> str:
     came = ", ".join(f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in raw.items())
-    own, function = type(workload).loss_fn is not model_loss, _function(workload)
+    own, function = type(workload).loss_fn is not model_loss, workload.loss_name
     if isinstance(error, KeyError) and own and not what:
         asked = error.args[0] if error.args else "?"
         return f"{function} asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"

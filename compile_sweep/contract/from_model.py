@@ -124,6 +124,7 @@ def WorkloadFromModel(
         "batch_fn": staticmethod(batch_fn) if batch_fn is not None else None,
         "loss_fn": staticmethod(_step_or_loss(loss_fn, step_fn, trains=trains, accumulate=accumulate)),
         "has_own_step": step_fn is not None or accumulate != 1,
+        "loss_name": "step_fn" if step_fn is not None and accumulate == 1 else "loss_fn",
         "both_losses": loss_fn is not None and step_fn is not None,
         "scheduler_fn": staticmethod(scheduler_fn) if scheduler_fn is not None else None,
         "clip_grad_norm": clip_grad_norm,
@@ -162,6 +163,8 @@ class ModelWorkload(Workload):
     batch_fn: ClassVar[BatchFn | None]
     both_batches: ClassVar[bool]
     loss_fn: ClassVar[LossFn]
+    loss_name: ClassVar[str]
+    """The argument of `WorkloadFromModel` that `loss_fn` was, for messages."""
     optimizer_fn: ClassVar[OptimizerFn]
     scheduler_fn: ClassVar[Callable[[torch.optim.Optimizer], Any] | None]
     both_losses: ClassVar[bool]
@@ -583,10 +586,8 @@ def _failing_as(what: str) -> Iterator[None]:
     """Turns any error of a user's function into a `WorkloadError` with the original as its cause."""
     try:
         yield
-    except (CompileSweepError, _NoMoreBatches):
-        raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, CompileSweepError | _NoMoreBatches) or is_out_of_memory(error):
             raise
         raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
 

@@ -102,17 +102,15 @@ def _better_values(
     open_names = [name for name in values if name not in workload.pad_with]
     others = {name: other for name in open_names if (other := _other_value(raw[name])) not in (None, values[name])}
     together = [names for count in range(1, len(others) + 1) for names in combinations(others, count)]
+    padded = workload.padded_to(raw, workload.max_length)
+    filled = {}
+    for name, value in others.items():
+        filled[name] = torch.full_like(padded[name], value)
+        filled[name][tuple(slice(0, size) for size in raw[name].shape)] = raw[name]
     for names in together[:_MOST_TRIED]:
-        chosen = {name: others[name] for name in names}
-        padded = workload.padded_to(raw, workload.max_length)
-        for name, value in chosen.items():
-            kept = tuple(slice(0, size) for size in raw[name].shape)
-            filled = torch.full_like(padded[name], value)
-            filled[kept] = raw[name][kept]
-            padded[name] = filled
-        found = _loss_and_norm(workload, padded, device)
+        found = _loss_and_norm(workload, {**padded, **{name: filled[name] for name in names}}, device)
         if found is not None and _are_close(expected, found):
-            return chosen
+            return {name: others[name] for name in names}
     return {}
 
 

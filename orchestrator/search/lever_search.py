@@ -73,6 +73,14 @@ class Step(NamedTuple):
     """Estimated seconds of its trial."""
 
 
+class _Took(NamedTuple):
+    """Seconds of a trial."""
+
+    compile_s: float | None
+    wall_s: float
+    phases_s: Mapping[str, float]
+
+
 class LeverModel:
     """Models what settings are worth by the levers they pull.
 
@@ -202,8 +210,7 @@ class LeverSearch:
         self._guessed_s = np.array([guessed_compile_s(one, *size) for one in candidates.settings])
         self._speeds: dict[int, float] = {}
         self._tried: dict[int, bool] = {}
-        self._took: dict[int, tuple[float | None, float]] = {}
-        self._phases_s: dict[int, Mapping[str, float]] = {}
+        self._took: dict[int, _Took] = {}
 
     def propose(self) -> CompileSettings | None:
         step = self.next_step()
@@ -236,8 +243,8 @@ class LeverSearch:
         self._tried[place] = is_usable or record["status"] == Status.STOPPED
         if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:
             self._speeds[place] = speed
-        self._took[place] = (figure(record, "compile_s"), max(figure(record, "wall_s") or 0.0, 1e-3))
-        self._phases_s[place] = record.get("compile_phases_s") or {}
+        wall_s = max(figure(record, "wall_s") or 0.0, 1e-3)
+        self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
 
     def plan(self, seconds: float) -> list[Step]:
         """Returns the first settings that would be tried in so many seconds if each met its expectation.
@@ -335,14 +342,16 @@ class LeverSearch:
     def _seconds(self) -> Floats:
         """Returns the estimated seconds of each candidate's trial."""
         settings = self._candidates.settings
-        compiled = [place for place in self._took if settings[place].scope is not Scope.EAGER]
+        compiled = {place: took for place, took in self._took.items() if settings[place].scope is not Scope.EAGER}
         pace = compile_pace(
-            (without_recording(self._took[place][0], self._phases_s[place]), self._guessed_s[place]) for place in compiled
+            (without_recording(took.compile_s, took.phases_s), self._guessed_s[place]) for place, took in compiled.items()
         )
-        recorded = [(settings[place], self._phases_s[place]) for place in compiled]
-        kinds = {(one.scope, one.claims_cudagraphs): recording_s(one, recorded) for one in settings}
-        recording = np.array([kinds[one.scope, one.claims_cudagraphs] for one in settings])
-        return np.asarray(rest_s(self._took.values()) + pace * self._guessed_s + recording)
+        recorded = [(settings[place], took.phases_s) for place, took in compiled.items()]
+        kinds = {(one.scope, one.claims_cudagraphs): one for one in settings}
+        by_kind = {kind: recording_s(one, recorded) for kind, one in kinds.items()}
+        recording = np.array([by_kind[one.scope, one.claims_cudagraphs] for one in settings])
+        rest = rest_s((took.compile_s, took.wall_s) for took in self._took.values())
+        return np.asarray(rest + pace * self._guessed_s + recording)
 
     def _log_speed(self, loss: float) -> float | None:
         """Returns a logarithm that is larger for better settings; None if there is none."""

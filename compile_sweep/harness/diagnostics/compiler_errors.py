@@ -18,8 +18,6 @@ def is_compiler_error(error: BaseException) -> bool:
         return True
     if not isinstance(error, RuntimeError) or error.__traceback__ is None:
         return False
-    places = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    innermost = next(
-        (place for place in reversed(places) if not place.endswith("torch/__init__.py")), ""
-    )  # torch._check is there
-    return any(folder in innermost for folder in _COMPILERS)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raising = [file for file in files if not file.endswith("torch/__init__.py")]  # which has torch._check
+    return bool(raising) and any(folder in raising[-1] for folder in _COMPILERS)
