@@ -20,9 +20,9 @@ from markupsafe import Markup
 from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.decision import Outcome
 from analysis.command_line import published
-from analysis.comparing.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
-from analysis.comparing.rules import Finding, Rule, check
-from analysis.comparing.words import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
+from analysis.comparison.change_text import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
+from analysis.comparison.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
+from analysis.comparison.rules import Finding, Rule, check
 from analysis.formatting import cell, instant, whole
 from analysis.load import SweepInfo, load_for_analysis, load_sweep
 from analysis.page.page import COMPARISON_FILE

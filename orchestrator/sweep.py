@@ -45,7 +45,7 @@ from orchestrator.storage import mirror
 from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
-from orchestrator.view.served import served_report
+from orchestrator.view.report_server import served_report
 
 PROG = "python -m orchestrator.sweep"
 
@@ -252,7 +252,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
         printed.show_warnings(console, stages.tracking.finish())
         raise
     import analysis  # a user's package of that name no longer hides it
-    from analysis.ending import ending
+    from analysis.final_summary import ending
 
     report = analysis.write_report(output)
     trials = analysis.load(output)

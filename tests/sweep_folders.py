@@ -11,7 +11,7 @@ import pytest
 from samples import measured
 
 import analysis
-from analysis.comparing.changes import Comparison, compare
+from analysis.comparison.changes import Comparison, compare
 from analysis.load import load_for_analysis
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SCHEMA_VERSION, Caches, TrialRecord, WarmStart, append

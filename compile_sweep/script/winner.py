@@ -83,7 +83,7 @@ def _stored(file: Path) -> CompileSettings:
 
 
 _VERDICT = (
-    "import json, sys; from pathlib import Path; from analysis.ending import ending; ended = ending(Path(sys.argv[1])); "
+    "import json, sys; from pathlib import Path; from analysis.final_summary import ending; ended = ending(Path(sys.argv[1])); "
     "print(json.dumps([ended.settings_key, ended.sentences]))"
 )
 """Runs in a process of its own, so that training does not load report libraries; this package does not import the analysis."""

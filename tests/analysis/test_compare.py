@@ -16,9 +16,9 @@ from sweep_folders import EAGER, ENVIRONMENT, FULL, MODULAR, REGIONAL, MakeTwo, 
 import analysis
 from analysis.choose.uncertainty import RESIDENT, USUAL, noise
 from analysis.compare import main
-from analysis.comparing.changes import Kind, change, compare, mean_change
-from analysis.comparing.rules import Rule, check
-from analysis.comparing.words import cell_of, sentences
+from analysis.comparison.change_text import cell_of, sentences
+from analysis.comparison.changes import Kind, change, compare, mean_change
+from analysis.comparison.rules import Rule, check
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord

@@ -14,7 +14,7 @@ from samples import REPOSITORY
 import analysis
 from analysis import export, recommend
 from analysis.choose.decision import Outcome
-from analysis.ending import ending
+from analysis.final_summary import ending
 
 RESULTS = REPOSITORY / "docs" / "results"
 

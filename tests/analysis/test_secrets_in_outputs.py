@@ -19,7 +19,7 @@ from sweep_folders import trial
 
 import analysis
 from analysis import export
-from analysis.ending import ending
+from analysis.final_summary import ending
 from analysis.page.page import report_page
 from analysis.table import markdown_table
 from compile_sweep.schema import redact

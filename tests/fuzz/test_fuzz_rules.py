@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.command_line import amount, count
-from analysis.comparing.rules import Rule
+from analysis.comparison.rules import Rule
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.objectives import FIELDS, Aims, Constraint, Objective
 from orchestrator.search.stopping import Budget, StableFront

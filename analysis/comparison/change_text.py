@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.comparing.changes import FIGURES, Change, Comparison, Pair, is_usable, mean_change, ratios
-from analysis.comparing.rules import signed_percent
+from analysis.comparison.changes import FIGURES, Change, Comparison, Pair, is_usable, mean_change, ratios
+from analysis.comparison.rules import signed_percent
 from analysis.formatting import MISSING, cell, figure, gib, percent, text, times
 from compile_sweep.schema.objectives import Goal
 from compile_sweep.schema.outcome import Status

@@ -6,8 +6,8 @@ import pytest
 from sweep_folders import FULL, REGIONAL, MakeTwo, compared, trial
 
 from analysis.compare import main
-from analysis.comparing.changes import Kind
-from analysis.comparing.rules import Rule, check
+from analysis.comparison.changes import Kind
+from analysis.comparison.rules import Rule, check
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord

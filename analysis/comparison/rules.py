@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.comparing.changes import Change, Comparison, Kind, Pair, change
+from analysis.comparison.changes import Change, Comparison, Kind, Pair, change
 from analysis.formatting import figure, number, percent, text
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import FIELDS, Constraint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.view.served import served_report
+from orchestrator.view.report_server import served_report
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_the_report_is_served_while_the_block_runs_and_no_longer(tmp_path: Path)
 
 
 def test_a_server_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.view.served._SERVE", "raise SystemExit(1)")
+    monkeypatch.setattr("orchestrator.view.report_server._SERVE", "raise SystemExit(1)")
     said: list[str] = []
     announced = threading.Event()
     with served_report(tmp_path, lambda line: (said.append(line), announced.set())[1]):
