@@ -18,9 +18,9 @@ import torch
 
 from compile_sweep.contract.base import load_workload
 from compile_sweep.harness.measure import measure
-from compile_sweep.harness.measurement import Protocol
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 

@@ -23,13 +23,13 @@ import tyro
 from compile_sweep import command_line
 from compile_sweep.schema import record as records
 from compile_sweep.schema.record import TRIALS_FILE, TrialRecord
-from orchestrator.search import prior
+from orchestrator.search import lever_prior
+from orchestrator.search.lever_prior import LeverGain, Prior, gains_in, prior_text
 from orchestrator.search.levers import Lever
-from orchestrator.search.prior import LeverGain, Prior, gains_in, prior_text
 
 PROG = "python -m benchmarks.lever_prior"
 ROOT = Path(__file__).parents[1]
-TARGET = Path(prior.__file__).with_name(prior.PRIOR_FILE)
+TARGET = Path(lever_prior.__file__).with_name(lever_prior.PRIOR_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

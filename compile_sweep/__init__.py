@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from compile_sweep.contract.base import Batch, Workload, load_workload
     from compile_sweep.contract.from_model import WorkloadFromModel
     from compile_sweep.harness.measure import measure
-    from compile_sweep.harness.measurement import Protocol
     from compile_sweep.harness.prepare import prepare
+    from compile_sweep.harness.protocol import Protocol
     from compile_sweep.schema.record import Measurement
     from compile_sweep.script.winner import apply, lightning_callback, steps, trainer_callback
 
@@ -57,7 +57,7 @@ __all__ = [
 _WITH_TORCH = {
     "Batch": "compile_sweep.contract.base",
     "Measurement": "compile_sweep.schema.record",
-    "Protocol": "compile_sweep.harness.measurement",
+    "Protocol": "compile_sweep.harness.protocol",
     "Workload": "compile_sweep.contract.base",
     "WorkloadFromModel": "compile_sweep.contract.from_model",
     "apply": "compile_sweep.script.winner",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
-from compile_sweep.harness.measurement import Protocol
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.shapes import ShapePolicy
 
 VOCABULARY, WIDTH = 16, 8

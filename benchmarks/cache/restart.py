@@ -182,7 +182,7 @@ def take(job: Job) -> None:
 
     from compile_sweep.contract.base import load_workload
     from compile_sweep.harness.compile_cache.transfer import watch_caches
-    from compile_sweep.harness.measurement import Protocol
+    from compile_sweep.harness.protocol import Protocol
     from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
     from compile_sweep.harness.warm_start import restart as start
     from orchestrator.artifacts.sharing import Sharing

@@ -46,8 +46,8 @@ from orchestrator.plan.recipes import grid
 from orchestrator.plan.space import Target, choose, varied
 from orchestrator.run.sweep_folder import make_room, write_json
 from orchestrator.search import Candidates, Outlook, Searcher
+from orchestrator.search.earlier_sweeps import best_settings
 from orchestrator.search.gain import GainPerSecond, designed, good_elsewhere
-from orchestrator.search.learning import best_settings
 from orchestrator.search.pruning import Patience
 from orchestrator.search.tables import Table, read_table
 from orchestrator.simulate import Ground, Replay, quartiles, replays

@@ -14,7 +14,7 @@ from typing import Any
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
-from orchestrator.search.learning import Origin
+from orchestrator.search.earlier_sweeps import Origin
 from orchestrator.search.tables import Table
 
 FIGURES = ("time_ms", "compile_s", "total_s")

@@ -30,8 +30,8 @@ from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.run.sweep_folder import write_json
 from orchestrator.search import Searcher, make_proposer
+from orchestrator.search.lever_prior import Prior, shipped_prior
 from orchestrator.search.lever_search import LeverSearch
-from orchestrator.search.prior import Prior, shipped_prior
 from orchestrator.search.proposers import Proposer
 from orchestrator.search.tables import Table, read_table
 

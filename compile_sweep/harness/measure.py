@@ -33,7 +33,6 @@ from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.diagnostics.late_compiles import LateCompiles
 from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
-from compile_sweep.harness.measurement import Protocol, together
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.gradient_check import check_step
@@ -42,6 +41,7 @@ from compile_sweep.harness.numerics.references import build_model_on, compute_dt
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.outcome import Phase, is_out_of_memory

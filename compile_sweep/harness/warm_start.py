@@ -19,8 +19,8 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.compile_phases import record_phases
 from compile_sweep.harness.measure import warm_up_batches
-from compile_sweep.harness.measurement import Protocol
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.outcome import Phase
 
 

@@ -27,7 +27,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
-from compile_sweep.harness.measurement import Protocol, together
+from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings

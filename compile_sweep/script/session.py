@@ -30,9 +30,9 @@ from compile_sweep.harness import memory
 from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.distributed import everywhere
-from compile_sweep.harness.measurement import Protocol
 from compile_sweep.harness.numerics.gradient_check import GradientCheck
 from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numbers

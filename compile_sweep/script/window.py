@@ -17,7 +17,7 @@ import torch
 
 from compile_sweep.harness import steady
 from compile_sweep.harness.distributed import agreed, agreed_numbers
-from compile_sweep.harness.measurement import Protocol
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import Window
 from compile_sweep.script.clock import StepTime
 

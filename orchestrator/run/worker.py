@@ -171,8 +171,8 @@ def import_harness() -> None:
 
     import compile_sweep.contract.base
     import compile_sweep.harness.measure
-    import compile_sweep.harness.measurement
     import compile_sweep.harness.prepare
+    import compile_sweep.harness.protocol
     import compile_sweep.harness.toolchain
     import compile_sweep.harness.warm_start  # noqa: F401
 
@@ -217,9 +217,9 @@ def _measure(
 
     from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
     from compile_sweep.harness.measure import measure
-    from compile_sweep.harness.measurement import Protocol, told_by_all
     from compile_sweep.harness.numerics.reference_store import ReferenceStore
     from compile_sweep.harness.prepare import prepare
+    from compile_sweep.harness.protocol import Protocol, told_by_all
     from compile_sweep.harness.toolchain import (
         check_vector_instructions,
         cpp_header_folder,
@@ -407,8 +407,8 @@ def _free_port() -> tuple[str, int]:
 def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
     """Finds the module whose numbers are wrong under the settings."""
     from compile_sweep.harness.measure import first_steps
-    from compile_sweep.harness.measurement import Protocol
     from compile_sweep.harness.numerics.bisect import bisect
+    from compile_sweep.harness.protocol import Protocol
 
     with prepared.workload.process_settings():
         pool = prepared.workload.pool(prepared.policy, rank=rank, device=prepared.device)

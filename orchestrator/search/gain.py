@@ -14,7 +14,7 @@ import numpy as np
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates, Untried
-from orchestrator.search.outlook import Left, Outlook
+from orchestrator.search.predictions import Left, Outlook
 
 GOOD_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "captioning base": (

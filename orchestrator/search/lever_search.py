@@ -1,9 +1,9 @@
 """The searcher of recipe `auto`: first what won elsewhere, then the best setting so far with one more lever pulled.
 
 The model of a setting's speed is the baseline's speed times the gain of each of its levers, in logarithms. Each lever's gain is
-expected to be what it was elsewhere (`prior.py`), with its spread between workloads, and combinations may differ a little from
-the product. Measurements of this sweep correct the gains of the levers that were pulled. The next setting is the one with the
-largest expected improvement over the best so far per second of its trial.
+expected to be what it was elsewhere (`lever_prior.py`), with its spread between workloads, and combinations may differ a little
+from the product. Measurements of this sweep correct the gains of the levers that were pulled. The next setting is the one with
+the largest expected improvement over the best so far per second of its trial.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.plan.estimates import compile_pace, guessed_compile_s, recording_s, rest_s, without_recording
 from orchestrator.search.candidates import Candidates, Untried
+from orchestrator.search.lever_prior import Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, kind_of, levers_of
-from orchestrator.search.prior import Expectation, Prior
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]

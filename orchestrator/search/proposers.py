@@ -14,8 +14,8 @@ from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.lever_prior import Prior
 from orchestrator.search.lever_search import LeverSearch
-from orchestrator.search.prior import Prior
 
 
 class InOrder:

@@ -34,8 +34,8 @@ from orchestrator.search import (
     make_proposer,
 )
 from orchestrator.search.gain import good_elsewhere
+from orchestrator.search.lever_prior import Prior, shipped_prior
 from orchestrator.search.lever_search import LeverSearch, Step
-from orchestrator.search.prior import Prior, shipped_prior
 
 MOST_REFUSED = 20
 """Number of consecutive proposals over the budget after which no fitting one is expected."""

@@ -26,7 +26,7 @@ from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
-from orchestrator.search.learning import Origin
+from orchestrator.search.earlier_sweeps import Origin
 from orchestrator.search.stopping import gpu_s
 
 PROG = "python -m orchestrator.search.tables"

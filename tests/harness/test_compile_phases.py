@@ -15,8 +15,8 @@ from toy_workloads import Toy
 
 from compile_sweep.harness.compile_phases import CompilePhase, PhaseClock, record_phases
 from compile_sweep.harness.measure import measure
-from compile_sweep.harness.measurement import Protocol
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 

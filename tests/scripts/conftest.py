@@ -15,7 +15,7 @@ import pytest
 import torch
 from sweep_folders import make_sweep as make_sweep
 
-from compile_sweep.harness.measurement import Protocol
+from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.source_runtime import OWN_CODE
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob

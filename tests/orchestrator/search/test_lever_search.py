@@ -13,9 +13,9 @@ from samples import REPOSITORY
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
+from orchestrator.search.lever_prior import LeverGain, Prior, shipped_prior
 from orchestrator.search.lever_search import LeverSearch, Step
 from orchestrator.search.levers import changed, levers_of
-from orchestrator.search.prior import LeverGain, Prior, shipped_prior
 from orchestrator.search.tables import read_table
 
 SPEED = Aims.parse(["samples_per_s:max"])

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from samples import REPOSITORY
 
-import orchestrator.search.outlook as outlook_module
 from compile_sweep.schema.objectives import Aims
-from orchestrator.search import Outlook, Searcher
+from orchestrator.search import Outlook, Searcher, predictions
 from orchestrator.search.gain import designed
 from orchestrator.search.pruning import patience_with
 from orchestrator.search.tables import read_table
@@ -46,7 +45,7 @@ def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: 
         return float(np.exp(np.sqrt(np.mean(np.log(outlook.expected(others).wall_s / took) ** 2))))
 
     with_guess = off_by()
-    monkeypatch.setattr(outlook_module, "guessed_compile_s", lambda setting, *lengths: 1e-9)
+    monkeypatch.setattr(predictions, "guessed_compile_s", lambda setting, *lengths: 1e-9)
     assert with_guess < 1.8
     assert with_guess < 0.9 * off_by()
 

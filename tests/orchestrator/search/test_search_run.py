@@ -17,7 +17,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SearchConfig, SweepConfig
 from orchestrator.environment import fingerprint
 from orchestrator.search import Learned, Searcher
-from orchestrator.search.outlook import Left
+from orchestrator.search.predictions import Left
 from orchestrator.search.search_run import MOST_REFUSED, Search, learned_for
 
 SETTINGS = tuple(

@@ -10,7 +10,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search import Origin, learn_from
-from orchestrator.search.learning import best_settings
+from orchestrator.search.earlier_sweeps import best_settings
 
 AIMS = Aims.parse(["samples_per_s:max", "compile_s:min"])
 SETTINGS = settings_of_a_grid(12)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.harness import measurement
-from compile_sweep.harness.measurement import combined, told_by_all
+from compile_sweep.harness import protocol
+from compile_sweep.harness.protocol import combined, told_by_all
 from compile_sweep.schema.record import Measurement
 
 
@@ -50,7 +50,7 @@ def test_a_finding_counts_whoever_made_it() -> None:
 
 
 def test_a_stranger_on_the_gpu_of_any_worker_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "by_rank", lambda own: [own, ["process 7, 2.0 GiB"], []])
+    monkeypatch.setattr(protocol, "by_rank", lambda own: [own, ["process 7, 2.0 GiB"], []])
     assert told_by_all([]) == ["worker 1: process 7, 2.0 GiB"]
     assert told_by_all(["process 5"]) == ["process 5", "worker 1: process 7, 2.0 GiB"]
 
