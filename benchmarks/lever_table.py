@@ -325,7 +325,7 @@ def _run(options: Options) -> int:
     for name, reason in plan.excluded.items():
         print(f"left out: {name}: {reason}", flush=True)
     settings = [plan.best.key, *(other.key for other in plan.others.values())]
-    words = ["--workload", job.workload, "--size", size, "--runner", "local", "--cache", "none", "--no-warm-start"]
+    words = ["--workload", job.workload, "--size", size, "--runner", "local", "--cache-store", "none", "--no-warm-start"]
     words += ["--no-confirm", "--time-budget-s", str(options.budget_s), "--output", str(options.output), "--settings", *settings]
     if records.read(options.output):
         words.append("--resume")

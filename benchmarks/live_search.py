@@ -4,8 +4,8 @@ Background: replays of recorded tables say what searchers are worth on average o
 available time on a machine, with Ray, compiling and early stopping. Run each sweep alone, one after the other, with the same
 options:
 
-    python -m orchestrator.sweep --searcher gain --time-budget-s 1200 --cache none --output live/gain
-    python -m orchestrator.sweep --searcher random --time-budget-s 1200 --cache none --output live/random
+    python -m orchestrator.sweep --searcher gain --time-budget-s 1200 --cache-store none --output live/gain
+    python -m orchestrator.sweep --searcher random --time-budget-s 1200 --cache-store none --output live/random
     python -m benchmarks.live_search live/gain live/random --output live.json --figure live.png
 
 Output: for each sweep its trials, how many of them are on the front of all sweeps together, its share of their hypervolume

@@ -122,7 +122,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
 def _sweep(options: Options, folder: Path, budget_s: float) -> tuple[int, float]:
     size = ["--size", options.size] if options.size else []
     what = "--script" if options.workload.endswith(".py") else "--workload"
-    words = [what, options.workload, *size, "--runner", "local", "--cache", "none", "--output", str(folder)]
+    words = [what, options.workload, *size, "--runner", "local", "--cache-store", "none", "--output", str(folder)]
     words += ["--time-budget-s", str(budget_s), *(word.removeprefix("=") for word in options.words)]
     began = time.monotonic()
     code = subprocess.run([sys.executable, "-m", "orchestrator.sweep", *words], check=False).returncode

@@ -168,17 +168,22 @@ def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str
             near = get_close_matches(word, known, n=1)
             raise UsageError(f"no option or argument {word!r}; {f'did you mean {near[0]}?' if near else see}")
         case complaints.MissingArgs(missing_arguments=missing):
-            names = [str(one.arg.lowered.metavar if one.arg.is_positional() else one.arg.display_name()) for one in missing]
+            names = [str(one.arg.lowered.metavar if one.arg.is_positional() else _shown(one.arg)) for one in missing]
             raise UsageError(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; {see}")
         case complaints.InvalidChoice(argument=argument, value=value, choices=choices):
             able = ", ".join(sorted({*choices} - {"None"}))
-            raise UsageError(f"{argument.display_name()} cannot be {value!r}; use one of {able}")
+            raise UsageError(f"{_shown(argument)} cannot be {value!r}; use one of {able}")
         case complaints.BadValue(argument=argument):
-            raise UsageError(f"{argument.display_name()} has no value; give one, or leave it out")
+            raise UsageError(f"{_shown(argument)} has no value; give one, or leave it out")
         case complaints.InstantiationFailure(argument=argument) if argument is not None:
-            name = argument.display_name()
+            name = _shown(argument)
             raise UsageError(f"{name} cannot be {_value_of(name, words)!r}; {see} for what it takes")
     raise UsageError(f"these words do not fit together; {see}")
+
+
+def _shown(argument: Any) -> str:
+    """Returns an option's name, without the earlier ones that it is also accepted by."""
+    return str(argument.display_name()).rpartition("/")[2]
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:

@@ -49,8 +49,8 @@ _NO_ARTIFACTS = "holds no artifacts that torch.compiler.save_cache_artifacts or 
 class Place:
     """What every command takes."""
 
-    cache: str = DEFAULT
-    """A folder, s3://bucket/prefix, gs://…, another URI that pyarrow supports, or fsspec+ and a URI that fsspec supports."""
+    cache: Annotated[str, tyro.conf.arg(name="cache-store", aliases=("--cache",))] = DEFAULT
+    """The store: a folder, s3://bucket/prefix, gs://…, another URI of pyarrow, or fsspec+ and one of fsspec."""
     key_file: Path | None = None
     """The file with the signing key; by default COMPILE_SWEEP_CACHE_KEY, or else ~/.config/compile-sweep/cache.key."""
 
@@ -351,7 +351,7 @@ def _open(options: Place, *, may_be_new: bool = False) -> ArtifactStore:
     if options.cache.startswith(("redis://", "rediss://")):
         raise CacheError("what Inductor keeps on Redis is Inductor's; this command is for folders and object stores")
     if "://" not in options.cache and not may_be_new and not os.path.isdir(normalized(options.cache)):
-        raise CacheError(f"there is no folder {options.cache!r}; name one with --cache, or a URI")
+        raise CacheError(f"there is no folder {options.cache!r}; name one with --cache-store, or a URI")
     environ = {} if options.key_file else os.environ  # an explicit file takes precedence over the variable
     return open_store(options.cache, key=SigningKey.load(options.key_file, environ))
 

@@ -39,7 +39,7 @@ AUTO = "auto"
 """Leaves a field to the machine, the workload or the sweep's folder; `plan.resolve` fills it in."""
 
 NONE = "none"
-"""Value of `--cache` and `--storage` for storing nothing."""
+"""Value of `--cache-store` and `--storage` for storing nothing."""
 
 REDIS = ("redis://", "rediss://")
 """Prefix of the address of Inductor's own remote caches."""
@@ -244,11 +244,11 @@ class SweepConfig:
     """pack fills a cluster's hosts one after another; spread gives each trial a host to itself."""
     confirm: bool = True
     """At the end, measure again, alone, the members of the front that other trials disturbed."""
-    cache: str | None = AUTO
-    """Where compiled artifacts are kept: a folder, s3://…, gs://…, redis://host:port, or none; auto is the folder `cache` beside
-    the sweep's own."""
-    caches: CachePolicy = CachePolicy.COLD
-    """cold: every trial starts with empty caches. shared: with what earlier trials compiled; cold compile times are then
+    cache: Annotated[str | None, tyro.conf.arg(name="cache-store", aliases=("--cache",))] = AUTO
+    """Where compile caches are kept for later trials and jobs: a folder, s3://…, gs://…, redis://host:port, or none; auto is the
+    folder `cache` beside the sweep's own."""
+    caches: Annotated[CachePolicy, tyro.conf.arg(name="starts", aliases=("--caches",))] = CachePolicy.COLD
+    """What trials start with. cold: empty compile caches. shared: what earlier trials compiled; cold compile times are then
     estimated. auto: as shared, and the front is measured again cold."""
     precompile: bool = False
     """Also store Dynamo's traces, so that a warm start need not trace again. Fewer guards are checked then."""
@@ -305,14 +305,15 @@ class SweepConfig:
 
     def _check_caches(self) -> None:
         if self.cache is None and self.caches is not CachePolicy.COLD:
-            raise ConfigError(f"--caches {self.caches} shares artifacts, and --cache none keeps none; leave one of them out")
+            raise ConfigError(f"--starts {self.caches} shares artifacts, and --cache-store none keeps none; leave one out")
         if self.precompile and (self.cache is None or self.cache.startswith(REDIS)):
             raise ConfigError(
-                f"--precompile keeps what was traced, which --cache {shown(self.cache or 'none')} does not; name a folder or URI"
+                f"--precompile keeps what was traced, which --cache-store {shown(self.cache or 'none')} does not; "
+                "name a folder or URI"
             )
         if self.cache is not None and self.cache.startswith(REDIS) and self.caches is CachePolicy.COLD:
             raise ConfigError(
-                f"--cache {shown(self.cache)} is read while a trial compiles, so none would be cold; add --caches shared, "
+                f"--cache-store {shown(self.cache)} is read while a trial compiles, so none would be cold; add --starts shared, "
                 "or auto to measure the front again cold"
             )
 
@@ -408,7 +409,7 @@ class SweepCommand:
         "how trials run": (
             "--max-concurrent", "--runner", "--placement", "--confirm", "--compile-deadline-s", "--trial-deadline-s",
         ),
-        "compile caches": ("--cache", "--caches", "--precompile", "--warm-start"),
+        "compile caches": ("--cache-store", "--starts", "--precompile", "--warm-start"),
         "search": (
             "--searcher", "--objective", "--constraint", "--num-trials", "--gpu-budget-s", "--stop", "--learn-from",
             "--learn-anyway", "--prune",

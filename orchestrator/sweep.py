@@ -297,7 +297,7 @@ def _cache_of_scripts(config: SweepConfig) -> str | None:
     if config.cache is None or not config.cache.startswith(REDIS):
         return config.cache
     if config.caches is not CachePolicy.COLD:
-        raise ConfigError(f"--cache {shown(config.cache)} is for workloads; for a script, name a folder, s3://… or gs://…")
+        raise ConfigError(f"--cache-store {shown(config.cache)} is for workloads; for a script, name a folder, s3://… or gs://…")
     return None
 
 

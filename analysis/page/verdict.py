@@ -223,7 +223,7 @@ def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     if (df["caches"] == "warm").any():
         notes.append(
             "Trials that began with warm caches are in the table, where their cold compile time is estimated, but not in the "
-            "chart, which shows cold ones. --caches auto measures those that would be on the front again, cold."
+            "chart, which shows cold ones. --starts auto measures those that would be on the front again, cold."
         )
     return [*notes, *cache_faults(df)]
 

@@ -62,9 +62,9 @@ class SweepsOptions:
     """Compares a sweep whose trials started cold with one of the same settings whose trials shared compiled artifacts."""
 
     cold: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="COLD")]
-    """Folder of the one run with --caches cold."""
+    """Folder of the one run with --starts cold."""
     shared: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SHARED")]
-    """Folder of the one run with --caches shared."""
+    """Folder of the one run with --starts shared."""
     output: Path
     """The JSON file to write."""
 

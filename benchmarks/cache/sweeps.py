@@ -2,7 +2,7 @@
 
 Background: a warm trial's record estimates what a cold one would have taken, `cold_equivalent_s`; the cold sweep says what it
 took. GPU-seconds are the trials' `wall_s` times their workers, including worker start and publishing, once per setting: for
-the cold sweep its cold trial, for the shared one the trial that ran first, and separately what `--caches auto` measured again.
+the cold sweep its cold trial, for the shared one the trial that ran first, and separately what `--starts auto` measured again.
 The first trials of the shared sweep find nothing and are cold as well; they count all the same.
 
 Output: the estimate's error for each setting, and for its warm start if there was one; GPU-seconds of both, and where they went;
@@ -43,8 +43,8 @@ def compare(output: Path, cold: Path, shared: Path) -> list[Table | str]:
 
     Args:
         output: The file.
-        cold: Folder of a sweep with `--caches cold`.
-        shared: Folder of a sweep with `--caches shared` or `auto`.
+        cold: Folder of a sweep with `--starts cold`.
+        shared: Folder of a sweep with `--starts shared` or `auto`.
 
     Raises:
         ConfigError: The two have no setting in common.

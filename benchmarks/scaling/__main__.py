@@ -183,7 +183,7 @@ def _run(
     command = [
         sys.executable, "-m", "orchestrator.sweep", "--workload", options.workload, "--size", options.size,
         "--device", str(options.device), "--workers-per-trial", str(num_workers), "--max-concurrent", str(at_once),
-        "--time-budget-s", f"{left_s:.0f}", "--no-confirm", "--no-warm-start", "--cache", "none", "--output", str(folder),
+        "--time-budget-s", f"{left_s:.0f}", "--no-confirm", "--no-warm-start", "--cache-store", "none", "--output", str(folder),
         "--settings", *keys,
     ]  # fmt: skip
     if (folder / SWEEP_FILE).exists():

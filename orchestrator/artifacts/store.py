@@ -1,6 +1,6 @@
 """`ArtifactStore`: artifacts shared by all trials. Everything read is verified, and what we did not sign is refused, never run.
 
-`open_store` turns the value of `--cache` into a store.
+`open_store` turns the value of `--cache-store` into a store.
 """
 
 from __future__ import annotations

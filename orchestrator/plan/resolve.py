@@ -301,14 +301,14 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
 def _cache(asked: str | None, output: Path) -> str | None:
     """Returns where artifacts are stored; None for nowhere."""
     if HIDDEN in str(asked):
-        raise ConfigError(f"the password of {asked} was not written down; give --cache again")
+        raise ConfigError(f"the password of {asked} was not written down; give --cache-store again")
     if asked == AUTO:
         base = os.environ.get(mirror.VARIABLE)
         return mirror.below(mirror.normalized(base), "cache") if base else str(output.absolute().parent / "cache")
     if asked is None or asked.startswith(REDIS):
         return asked
     if not asked.strip():
-        raise ConfigError(f"--cache {asked!r} is not a place; name a folder or a URI, or none")
+        raise ConfigError(f"--cache-store {asked!r} is not a place; name a folder or a URI, or none")
     from orchestrator.artifacts.object_store import normalized, refuse_no_folder  # loads pyarrow
 
     location = normalized(asked)

@@ -63,7 +63,7 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
         console.print(f"excluded {count}, for example {example}: {reason}", markup=False, highlight=False, soft_wrap=True)
     budget = f", within a budget of {config.time_budget_s:g} s" if config.time_budget_s else ""
     confirming = ", then contended members of the front again, alone" if config.confirm and config.max_concurrent > 1 else ""
-    caches = f"caches {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
+    caches = f"starts {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
     console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
     if config.storage:
         console.print(f"results are copied to {shown(config.storage)}", markup=False, highlight=False, soft_wrap=True)

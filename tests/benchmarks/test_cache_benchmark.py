@@ -115,7 +115,7 @@ def test_gpu_seconds_are_those_of_settings_that_both_have(cold: Path, tmp_path: 
         trial(EAGER, 500, 0.1, 60),
         warm(FULL, 700, 10, 90, 110, publish_s=1.0),
         warm(MARKED, 800, 10, 300, 1000),
-        trial(FULL, 701, 99, 190),  # as --caches auto measures it again
+        trial(FULL, 701, 99, 190),  # as --starts auto measures it again
     )
     gpu = compared(cold, shared)["gpu_s"]["all"]
     assert (gpu["settings"], gpu["cold"], gpu["shared"], gpu["front_again_cold"]) == (2, 260, 170, 190)

@@ -95,13 +95,13 @@ def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path, nu
 
 
 def test_a_sweep_that_began_is_resumed(tmp_path: Path) -> None:
-    job = Job("table", 1, "python -m orchestrator.sweep captioning {sweep} --cache {out}/cache")
+    job = Job("table", 1, "python -m orchestrator.sweep captioning {sweep} --cache-store {out}/cache")
     folder = tmp_path / "table"
     begins = [sys.executable, "-m", "orchestrator.sweep", "captioning", "--output", str(folder)]
-    assert words_of(job, tmp_path) == [*begins, "--cache", f"{tmp_path}/cache"]
+    assert words_of(job, tmp_path) == [*begins, "--cache-store", f"{tmp_path}/cache"]
     folder.mkdir()
     (folder / "sweep.json").write_text("{}")
-    assert words_of(job, tmp_path) == [*begins, "--resume", "--cache", f"{tmp_path}/cache"]
+    assert words_of(job, tmp_path) == [*begins, "--resume", "--cache-store", f"{tmp_path}/cache"]
 
 
 @pytest.mark.parametrize(

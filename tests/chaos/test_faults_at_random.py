@@ -48,7 +48,16 @@ def drawn(dice: random.Random) -> dict[int, dict[str, Any]]:
 
 def run(arena: Arena, dice: random.Random) -> None:
     """Runs a sweep to its end, through random kills and as many resumes as needed."""
-    words = ("--cache", "none", "--compile-deadline-s", "20", "--trial-deadline-s", "60", "--settings", *map(setting, SETTINGS))
+    words = (
+        "--cache-store",
+        "none",
+        "--compile-deadline-s",
+        "20",
+        "--trial-deadline-s",
+        "60",
+        "--settings",
+        *map(setting, SETTINGS),
+    )
     running = arena.start(*words)
     for _ in range(dice.randint(1, 4)):
         ends_at = time.monotonic() + dice.uniform(5, 60)

@@ -82,7 +82,7 @@ def left_in(arena: Arena) -> list[str]:
 def test_a_lost_host_costs_a_try(arenas: Arenas, fault_table: FaultTable) -> None:
     arena = arenas({2: {"kind": "hang", "phase": "building", "times": 1}})
     with several_hosts(arena) as cluster:
-        words = ("--cache", "none", "--placement", "spread", "--settings")
+        words = ("--cache-store", "none", "--placement", "spread", "--settings")
         running = arena.start(*words, *map(setting, (0, 2, 1)))
         when(lambda: arena.has_begun(2) or running.poll() is not None)
         arena.note_fault()
@@ -109,7 +109,7 @@ def test_a_lost_host_costs_a_try(arenas: Arenas, fault_table: FaultTable) -> Non
 def test_a_killed_cache_actor_costs_nothing(arenas: Arenas, fault_table: FaultTable, tmp_path: Path) -> None:
     arena = arenas({2: {"kind": "pause", "phase": "building", "times": 1}})
     with several_hosts(arena):
-        words = ("--cache", str(tmp_path / "cache"), "--caches", "shared", "--no-warm-start", "--settings")
+        words = ("--cache-store", str(tmp_path / "cache"), "--starts", "shared", "--no-warm-start", "--settings")
         running = arena.start(*words, *(setting(multiple, COMPILED) for multiple in (3, 2, 1)))
         when(lambda: arena.has_begun(2) or running.poll() is not None)
         arena.note_fault()
@@ -150,7 +150,7 @@ def test_a_store_that_is_away_or_slow_costs_no_trial(
         environment = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
         arena = arenas({2: {"kind": "pause", "phase": "building", "times": 1}}, environment=environment)
         uri = f"s3://artifacts/chaos?endpoint_override=127.0.0.1:{proxy.port}&scheme=http&region=us-east-1"
-        words = ("--cache", uri, "--caches", "shared", "--no-warm-start", "--settings")
+        words = ("--cache-store", uri, "--starts", "shared", "--no-warm-start", "--settings")
         running = arena.start(*words, *(setting(multiple, COMPILED) for multiple in (3, 2, 1)))
         when(lambda: arena.has_begun(2) or running.poll() is not None)
         arena.note_fault()

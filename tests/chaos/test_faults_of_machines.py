@@ -19,7 +19,7 @@ FOREVER: dict[str, Any] = {"kind": "hang", "phase": "building", "times": 1}
 """Happens once, so that the sweep continues only if the worker is killed."""
 
 AWHILE: dict[str, Any] = {"kind": "pause", "phase": "building", "times": 1}
-USUAL = ("--cache", "none")
+USUAL = ("--cache-store", "none")
 AROUND_A_TRIAL = {
     2: ("a trial's own process killed", "ray::ImplicitFunc", FOREVER, 2),
     3: ("the sweep's progress actor killed", "ray::ProgressTracker", AWHILE, 1),

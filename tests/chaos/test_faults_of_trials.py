@@ -20,7 +20,7 @@ COMPILE_DEADLINE_S = "20"
 TRIAL_DEADLINE_S = "150"
 """Long enough for sound trials that share their cores with much else."""
 
-USUAL = ("--cache", "none")
+USUAL = ("--cache-store", "none")
 LONG = ("--compile-deadline-s", COMPILE_DEADLINE_S)
 
 

@@ -315,7 +315,7 @@ def test_the_workers_of_one_trial_train_together_across_hosts_and_results_reach_
         "scope=eager,padding=max",
         "scope=eager,padding=longest",
     ]
-    words += ["--cache", "none", "--workers-per-trial", "3", "--max-concurrent", "2", "--no-confirm", "--no-warm-start"]
+    words += ["--cache-store", "none", "--workers-per-trial", "3", "--max-concurrent", "2", "--no-confirm", "--no-warm-start"]
     done = swept(*words, "--output", str(tmp_path / "sweep"), "--storage", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     first, second = map(json.loads, (tmp_path / "kept" / "trials.jsonl").read_text().splitlines())

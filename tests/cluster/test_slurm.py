@@ -54,7 +54,7 @@ def test_a_sweep_runs_on_two_nodes_and_leaves_nothing(script: Path, tmp_path: Pa
             node.write(f"{HOME}/.ray/auth_token", "c3" * 32)
         printed = controller.run(
             f"chmod +x bin/* && PATH=$HOME/bin:$PATH bash {script} --size tiny --settings scope=eager --output {HOME}/sweep "
-            "--placement spread --no-warm-start --cache none",
+            "--placement spread --no-warm-start --cache-store none",
             timeout_s=1200,
             SLURM_JOB_NODELIST="node[1-2]",
             SLURM_JOB_NUM_NODES="2",

@@ -202,14 +202,14 @@ def test_import_publishes_or_says_one_sentence(tmp_path: Path, content: bytes) -
     (tmp_path / "bundle").write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILE_SWEEP_CACHE_KEY", KEY.secret.hex())
-        code = cache.main(["import", str(tmp_path / "bundle"), "--cache", str(tmp_path / "store")])
+        code = cache.main(["import", str(tmp_path / "bundle"), "--cache-store", str(tmp_path / "store")])
     assert code in (0, 2)
 
 
 def test_what_was_imported_is_signed_and_still_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPILE_SWEEP_CACHE_KEY", KEY.secret.hex())
     (tmp_path / "bundle").write_bytes(BUNDLE)
-    words = ["--cache", str(tmp_path / "store")]
+    words = ["--cache-store", str(tmp_path / "store")]
     ran: list[str] = []
     monkeypatch.setattr(os, "system", ran.append)
     for command in (["import", str(tmp_path / "bundle")], ["list"], ["verify"], ["show", "import of bundle"]):

@@ -221,7 +221,7 @@ def test_file_names_of_others_reach_a_terminal_as_letters(
         )
         (Path(os.fsdecode(os.fsencode(tmp_path) + b"/manifests/x" + name + b".json"))).write_text("{}")
     for command in (["list"], ["verify"], ["verify", "--remove"], ["gc"]):
-        assert cache.main([*command, "--cache", str(tmp_path)]) in (0, 1)
+        assert cache.main([*command, "--cache-store", str(tmp_path)]) in (0, 1)
     captured = capsys.readouterr()
     assert all(line.isprintable() for line in (captured.out + captured.err).split("\n"))
 
@@ -234,6 +234,6 @@ def test_a_file_of_components_is_compared_or_one_sentence(tmp_path: Path, compon
     (tmp_path / "store").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILE_SWEEP_CACHE_KEY", "ab" * 32)
-        assert cache.main(["explain", str(file), str(file), "--cache", str(tmp_path / "store")]) in (0, 2)
+        assert cache.main(["explain", str(file), str(file), "--cache-store", str(tmp_path / "store")]) in (0, 2)
         if not name.startswith("-"):
-            assert cache.main(["show", "--cache", str(tmp_path / "store"), "--", name]) == 2
+            assert cache.main(["show", "--cache-store", str(tmp_path / "store"), "--", name]) == 2

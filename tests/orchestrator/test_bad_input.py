@@ -90,12 +90,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--settings", "num_buckets=none"], "--settings num_buckets=none: num_buckets=none is not a number of buckets"),
         (["--pipeline", "imaginary"], "--pipeline cannot be 'imaginary'; use one of real, resident"),
         (["--pipeline", "real", "--workload", "toy_workloads:Toy"], "--pipeline real needs a loader, and Toy has none"),
-        (["--caches", "warm"], "--caches cannot be 'warm'; use one of auto, cold, shared"),
-        (["--caches", "shared", "--cache", "none"], "--caches shared shares artifacts, and --cache none keeps none"),
-        (["--cache", "redis://localhost:6379"], "--cache redis://localhost:6379 is read while a trial compiles"),
-        (["--cache", "ftp://host/cache"], "no artifacts can be kept at ftp://host/cache"),
-        (["--cache", ""], "--cache '' is not a place; name a folder or a URI, or none"),
-        (["--cache", "~nobody-at-all/x"], "no artifacts can be kept at ~nobody-at-all/x: there is no such user"),
+        (["--starts", "warm"], "--starts cannot be 'warm'; use one of auto, cold, shared"),
+        (["--starts", "shared", "--cache-store", "none"], "--starts shared shares artifacts, and --cache-store none keeps none"),
+        (["--cache-store", "redis://localhost:6379"], "--cache-store redis://localhost:6379 is read while a trial compiles"),
+        (["--cache-store", "ftp://host/cache"], "no artifacts can be kept at ftp://host/cache"),
+        (["--cache-store", ""], "--cache-store '' is not a place; name a folder or a URI, or none"),
+        (["--cache-store", "~nobody-at-all/x"], "no artifacts can be kept at ~nobody-at-all/x: there is no such user"),
         (["--storage", "~nobody-at-all/x"], "no results can be kept at ~nobody-at-all/x: there is no such user"),
         (["--log-to", "tensorboard:~nobody-at-all/x"], "is not a folder: there is no such user; name another"),
         (["--output=~nobody-at-all/x"], "--output ~nobody-at-all/x is not a folder: there is no such user; name another"),
@@ -314,7 +314,7 @@ def test_a_store_that_trials_are_to_begin_with_is_asked_before_anything_starts(
     key.chmod(0o644)
     monkeypatch.delenv("COMPILE_SWEEP_CACHE_KEY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    assert "can be read by others, who could sign with it: chmod 600 it" in refused(capsys, "--caches", "shared")
+    assert "can be read by others, who could sign with it: chmod 600 it" in refused(capsys, "--starts", "shared")
 
 
 def test_a_cache_whose_password_was_not_written_down_has_to_be_given_again(
@@ -371,7 +371,7 @@ def test_records_that_are_a_folder_stop_a_resume(theirs: Path, capsys: pytest.Ca
     assert contents(theirs) == before
 
 
-@pytest.mark.parametrize("option", ["--storage", "--cache"])
+@pytest.mark.parametrize("option", ["--storage", "--cache-store"])
 @pytest.mark.parametrize(("place", "at"), [("file", "file"), ("file/below", "file"), ("loop", "loop")])
 def test_what_is_to_be_a_folder_and_cannot_is_refused_before_a_sweep(
     option: str, place: str, at: str, capsys: pytest.CaptureFixture[str]

@@ -47,7 +47,7 @@ def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command on the store; returns what it prints."""
 
     def run(*words: str, code: int = 0) -> str:
-        assert cache.main([*words, "--cache", str(folder)]) == code
+        assert cache.main([*words, "--cache-store", str(folder)]) == code
         said = capsys.readouterr()
         if code == 2:
             assert said.out == ""
@@ -79,7 +79,7 @@ def test_list_shows_names_as_they_are(command: Command, folder: Path) -> None:
 
 def test_a_store_is_found_below_home(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert cache.main(["list", "--cache=~/cache"]) == 0  # no shell expands it there, and a sweep expands it itself
+    assert cache.main(["list", "--cache-store=~/cache"]) == 0  # no shell expands it there, and a sweep expands it itself
     assert "2 manifests" in capsys.readouterr().out
 
 
@@ -212,7 +212,7 @@ def test_a_place_that_is_none_is_one_sentence(
     location: str, part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cache.main(["list", "--cache", location]) == 2
+    assert cache.main(["list", "--cache-store", location]) == 2
     assert part in capsys.readouterr().err
 
 

@@ -12,9 +12,21 @@ from typing import Any
 
 import pytest
 
+from compile_sweep import command_line
+from compile_sweep.command_line import UsageError
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.config import EACH_RUN, IDENTITY, LONGEST_DEADLINE_S, CachePolicy, Device, Excluded, SearchConfig, SweepConfig
+from orchestrator.config import (
+    EACH_RUN,
+    IDENTITY,
+    LONGEST_DEADLINE_S,
+    CachePolicy,
+    Device,
+    Excluded,
+    SearchConfig,
+    SweepCommand,
+    SweepConfig,
+)
 from orchestrator.search import Searcher
 
 EAGER = CompileSettings.parse("scope=eager")
@@ -48,6 +60,20 @@ def test_a_value_that_cannot_work_is_refused_by_its_option(fields: dict[str, Any
     assert complaint in str(refusal.value)
 
 
+def test_earlier_names_of_options_are_accepted_and_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    told = command_line.parse(SweepCommand, "sweep", ["--caches", "shared", "--cache=/store"]).sweep
+    assert (told.caches, told.cache) == (CachePolicy.SHARED, "/store")
+    with pytest.raises(UsageError, match="--starts cannot be 'warm'"):
+        command_line.parse(SweepCommand, "sweep", ["--caches", "warm"])
+    with pytest.raises(UsageError, match="--cache-store has no value"):
+        command_line.parse(SweepCommand, "sweep", ["--cache"])
+    with pytest.raises(SystemExit):
+        command_line.parse(SweepCommand, "sweep", ["--help-all"])
+    printed = capsys.readouterr().out
+    assert "--cache-store" in printed
+    assert "--caches" not in printed
+
+
 def test_the_longest_deadline_can_be_armed() -> None:
     longest = config(compile_deadline_s=float(LONGEST_DEADLINE_S), trial_deadline_s=float(LONGEST_DEADLINE_S))
     deadline_s = longest.trial_deadline_s
@@ -59,20 +85,20 @@ def test_the_longest_deadline_can_be_armed() -> None:
 
 @pytest.mark.parametrize("caches", [CachePolicy.SHARED, CachePolicy.AUTO])
 def test_sharing_needs_something_that_keeps_artifacts(caches: CachePolicy) -> None:
-    with pytest.raises(ConfigError, match=f"--caches {caches} shares artifacts, and --cache none keeps none"):
+    with pytest.raises(ConfigError, match=f"--starts {caches} shares artifacts, and --cache-store none keeps none"):
         config(caches=caches, cache=None)
     assert config(caches=caches, cache="/cache").caches is caches
 
 
 def test_a_remote_cache_that_compilers_read_leaves_no_trial_cold() -> None:
-    with pytest.raises(ConfigError, match=r"--cache redis://h:1 is read while a trial compiles.*--caches shared, or auto"):
+    with pytest.raises(ConfigError, match=r"--cache-store redis://h:1 is read while a trial compiles.*--starts shared, or auto"):
         config(cache="redis://h:1")
     assert config(cache="redis://h:1", caches=CachePolicy.AUTO).cache == "redis://h:1"
 
 
 @pytest.mark.parametrize("cache", [None, "redis://h:1"])
 def test_what_was_traced_is_kept_only_where_something_keeps_it(cache: str | None) -> None:
-    with pytest.raises(ConfigError, match=rf"--precompile keeps what was traced, which --cache {cache or 'none'} does not"):
+    with pytest.raises(ConfigError, match=rf"--precompile keeps what was traced, which --cache-store {cache or 'none'} does not"):
         config(precompile=True, cache=cache, **({"caches": CachePolicy.AUTO} if cache else {}))
     assert config(precompile=True, cache="/cache").precompile
 

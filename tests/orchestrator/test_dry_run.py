@@ -96,15 +96,15 @@ def test_a_number_of_buckets_becomes_the_best_so_many(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "caches cold, artifacts in {parent}/cache"),
-        (["--output", "deep/sweep"], "caches cold, artifacts in {here}/deep/cache"),
-        (["--cache", "mine"], "caches cold, artifacts in {here}/mine"),
-        (["--cache", "a:b:[c]"], "caches cold, artifacts in {here}/a:b:[c]"),
-        (["--cache", "s3://bucket/mine"], "caches cold, artifacts in s3://bucket/mine"),
-        (["--cache", "none"], "artifacts are not kept"),
+        ([], "starts cold, artifacts in {parent}/cache"),
+        (["--output", "deep/sweep"], "starts cold, artifacts in {here}/deep/cache"),
+        (["--cache-store", "mine"], "starts cold, artifacts in {here}/mine"),
+        (["--cache-store", "a:b:[c]"], "starts cold, artifacts in {here}/a:b:[c]"),
+        (["--cache-store", "s3://bucket/mine"], "starts cold, artifacts in s3://bucket/mine"),
+        (["--cache-store", "none"], "artifacts are not kept"),
         (
-            ["--caches", "auto"],
-            "caches auto, artifacts in {parent}/cache: compile times are warm, and the front is measured again cold",
+            ["--starts", "auto"],
+            "starts auto, artifacts in {parent}/cache: compile times are warm, and the front is measured again cold",
         ),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_resumed_sweep_keeps_its_cache_and_measures_cold_what_was_only_warm(
     full = SETTINGS[1]
     warm = TrialRecord(trial_id="002-a", settings=full.to_dict(), settings_key=full.key, status=Status.OK, caches=Caches.WARM)
     append(theirs, warm)
-    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs), "--caches", "shared", "--cache", "/mine"]) == 0
+    assert sweep.main(["--dry-run", "--resume", "--output", str(theirs), "--starts", "shared", "--cache-store", "/mine"]) == 0
     assert "0 settings" in capsys.readouterr().out
     assert sweep.main(["--dry-run", "--resume", "--output", str(theirs)]) == 0
     out = capsys.readouterr().out

@@ -119,7 +119,7 @@ def test_an_installed_wheel_works_in_a_repository_with_packages_of_the_same_name
     settings = ["--settings", "scope=eager", "scope=full,backend=aot_eager"]
     swept = command(
         "compile-sweep", "sweep", "--runner", runner, "--workload", "workloads.mine:Mine", *settings, "--no-warm-start",
-        "--no-confirm", "--cache", "none", "--output", "swept",
+        "--no-confirm", "--cache-store", "none", "--output", "swept",
     )  # fmt: skip
     assert "trials: 2 ok" in swept
     report = theirs / "swept" / "report.html"

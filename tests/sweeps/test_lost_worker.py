@@ -31,7 +31,7 @@ def test_a_trial_is_labelled_by_the_worker_that_failed_and_others_go_on(tmp_path
             "--workers-per-trial",
             "2",
             "--no-warm-start",
-            "--cache",
+            "--cache-store",
             "none",
             "--settings",
             *settings,

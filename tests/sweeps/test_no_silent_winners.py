@@ -40,7 +40,7 @@ def test_wrong_numbers_a_recompile_limit_and_a_silent_fallback_are_no_winners_an
     tmp_path: Path, sweep_here: SweepHere
 ) -> None:
     output = tmp_path / "sweep"
-    words = ("--workload", "faulty_workloads:Deceptive", "--cache", "none", "--settings", SOUND, JUMPS, *FAULTS.values())
+    words = ("--workload", "faulty_workloads:Deceptive", "--cache-store", "none", "--settings", SOUND, JUMPS, *FAULTS.values())
     sweep_here("--output", str(output), *words)
     records = records_of(output)
     sound, jumps, *faulty = records

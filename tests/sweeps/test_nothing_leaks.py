@@ -97,14 +97,14 @@ def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_wi
 
     def start(*words: str, to: int | IO[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--cache", ADDRESS, *words],
+            [sys.executable, "-m", "orchestrator.sweep", "--output", str(output), "--cache-store", ADDRESS, *words],
             cwd=repository / "tests",
             env={**without_shortcuts(), **PLANTED, "PYTHONPATH": str(repository), "TMPDIR": str(scratch), RUN: str(os.getpid())},
             stdout=to,
             stderr=subprocess.STDOUT,
         )
 
-    process = start("--workload", "faulty_workloads:Leaky", "--settings", *SETTINGS, "--caches", "shared", "--no-confirm",
+    process = start("--workload", "faulty_workloads:Leaky", "--settings", *SETTINGS, "--starts", "shared", "--no-confirm",
                     "--no-warm-start", to=subprocess.PIPE)  # fmt: skip
     listened: set[str] = set()
     leaked: set[str] = set()

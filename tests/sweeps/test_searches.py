@@ -39,7 +39,7 @@ def still_running(output: Path) -> list[str]:
 @pytest.mark.nightly("two more sweeps with Ray; `make test` runs auto in one, and test_stages.py covers what remains to be done")
 def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Path, sweep_here: SweepHere) -> None:
     output = tmp_path / "search"
-    words = ["--workload", "toy_workloads:Brief", "--cache", "none", "--settings", *EAGER]
+    words = ["--workload", "toy_workloads:Brief", "--cache-store", "none", "--settings", *EAGER]
     words += ["--searcher", "random", "--objective", "samples_per_s:max"]
     printed = sweep_here("--output", str(output), *words, "--num-trials", "1")
     (first,) = records_of(output)
@@ -57,7 +57,7 @@ def test_a_search_tries_as_many_as_it_may_and_goes_on_when_resumed(tmp_path: Pat
 def test_auto_begins_with_what_runs_today_and_ends_by_saying_what_is_left(tmp_path: Path, sweep_here: SweepHere) -> None:
     output = tmp_path / "auto"
     # The third trial would be the first that compiles.
-    words = ("--workload", "toy_workloads:Brief", "--cache", "none", "--no-warm-start", "--num-trials", "2")
+    words = ("--workload", "toy_workloads:Brief", "--cache-store", "none", "--no-warm-start", "--num-trials", "2")
     printed = sweep_here("--output", str(output), *words)
     keys = [record["settings_key"] for record in records_of(output)]
     assert keys[0] == "scope=eager,padding=max,optimizer=foreach"
@@ -78,7 +78,7 @@ def test_trials_that_cannot_keep_a_constraint_any_more_are_stopped_and_leave_not
     output = tmp_path / "pruned"
     monkeypatch.setenv(RUN, str(output))
     printed = sweep_here(
-        *("--output", str(output), "--workload", "faulty_workloads:Faulty", "--cache", "none"),
+        *("--output", str(output), "--workload", "faulty_workloads:Faulty", "--cache-store", "none"),
         *("--settings", "scope=eager", "scope=full,dynamic=mark,pad_multiple=16", "scope=full,dynamic=mark,pad_multiple=8"),
         *("--constraint", "samples_per_s>=1000000", "--constraint", "compile_s<=45"),
     )

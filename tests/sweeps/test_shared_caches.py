@@ -65,7 +65,7 @@ def test_what_was_measured_warm_is_quick_and_measured_again_cold_if_it_is_on_the
     assert warm["compile_s"] < 0.7 * full["compile_s"]
     assert warm["cold_equivalent_s"] == pytest.approx(full["compile_s"], rel=0.5)
     shared = str(tmp_path / "shared")
-    printed = sweep(runner, "--caches", "auto", "--resume", "--output", shared)
+    printed = sweep(runner, "--starts", "auto", "--resume", "--output", shared)
     _, _, cold = records_of(tmp_path / "shared")
     assert (cold["status"], cold["caches"], cold["settings_key"]) == ("ok", "cold", full["settings_key"])
     assert cold["compile_s"] > warm["compile_s"]
@@ -80,7 +80,7 @@ def test_what_was_measured_warm_is_quick_and_measured_again_cold_if_it_is_on_the
     assert (start["status"], start["settings_key"]) == ("ok", full["settings_key"])
     assert "warm start: full, default, static" in printed
 
-    sweep(runner, "--caches", "auto", "--resume", "--output", shared)
+    sweep(runner, "--starts", "auto", "--resume", "--output", shared)
     assert len(records_of(tmp_path / "shared")) == 3  # nothing is left
     assert records_of(tmp_path / "shared", "warm_starts.jsonl") == [start]
 
@@ -104,7 +104,7 @@ def cold_and_shared(tmp_path: Path, sweep: Sweep) -> tuple[dict[str, Any], dict[
     assert "starting 1 member of the front in a fresh process each, from its own artifacts: full, default" in printed
     assert "warm start: full, default, static" in printed
 
-    printed = sweep("--output", str(tmp_path / "shared"), *SETTINGS, "--caches", "shared", "--no-warm-start")
+    printed = sweep("--output", str(tmp_path / "shared"), *SETTINGS, "--starts", "shared", "--no-warm-start")
     eager, warm = records_of(tmp_path / "shared")
     assert [(r["status"], r["caches"]) for r in (eager, warm)] == [("ok", "cold"), ("ok", "warm")], (eager, warm)
     assert warm["cache_restored"] == full["cache_made"]

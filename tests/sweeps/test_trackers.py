@@ -27,7 +27,7 @@ def test_trials_that_end_well_and_badly_reach_both_trackers_with_the_report(tmp_
     command += ["--workload", "faulty_workloads:NanWhenCompiled"]
     places = ["--log-to", f"mlflow:{store}", f"tensorboard:{events}"]
     done = subprocess.run(
-        [*command, "--settings", "scope=eager", "scope=full", "--cache", "none", *places],
+        [*command, "--settings", "scope=eager", "scope=full", "--cache-store", "none", *places],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

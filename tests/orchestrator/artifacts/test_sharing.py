@@ -123,7 +123,7 @@ def test_a_warm_trial_finds_what_a_cold_one_published(tmp_path: Path, monkeypatc
 def test_a_trial_finds_what_was_imported_for_its_settings(tmp_path: Path) -> None:
     (tmp_path / "given.bin").write_bytes(make_bundle([Artifact(kind="autotune", key=TUNED, content=b"{}")]))
     settings = "scope=full,dynamic=mark,dynamic_max=64,autocast=bf16"
-    words = ["--workload", "toy_workloads:Toy", "--settings", settings, "--cache", str(tmp_path / "cache")]
+    words = ["--workload", "toy_workloads:Toy", "--settings", settings, "--cache-store", str(tmp_path / "cache")]
     assert cache.main(["import", str(tmp_path / "given.bin"), *words]) == 0
     figures = worked(sharing_of(tmp_path, settings, restores=True, use_gpu=bool(fingerprint().gpu)))
     assert (figures["caches"], figures["cache_restored"]) == ("warm", 1)

@@ -62,7 +62,16 @@ def test_reasons_end_with_it() -> None:
 def test_a_sweep_whose_workers_fail_at_an_import_says_so(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     path = os.pathsep.join((str(tmp_path), str(repository), str(repository / "tests")))
-    words = ["--workload", "toy_workloads:Toy", "--settings", "scope=eager", "--cache", "none", "--compile-deadline-s", "15"]
+    words = [
+        "--workload",
+        "toy_workloads:Toy",
+        "--settings",
+        "scope=eager",
+        "--cache-store",
+        "none",
+        "--compile-deadline-s",
+        "15",
+    ]
     words += ["--trial-deadline-s", "20", "--no-warm-start", "--no-confirm", "--output", "swept"]
     subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", *words],

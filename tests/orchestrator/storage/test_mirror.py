@@ -232,7 +232,7 @@ def test_a_sweep_that_lies_where_the_cluster_keeps_results_is_not_copied_onto_it
     assert chosen(AUTO, tmp_path / "sweep", {storage_module.VARIABLE: f"{scheme}{tmp_path}"}) is None
 
 
-SWEEP = ("--settings", "scope=eager", "--size", "tiny", "--device", "cpu", "--cache", "none")
+SWEEP = ("--settings", "scope=eager", "--size", "tiny", "--device", "cpu", "--cache-store", "none")
 
 
 def test_a_new_sweep_is_not_copied_over_another(
@@ -255,7 +255,7 @@ def test_a_sweep_is_copied_with_its_report_and_goes_on_from_its_storage_alone(
     assert f"results: {place}" in capsys.readouterr().out
     assert {"report.html", "sweep.json", "trials.jsonl"} <= set(names(place))
     monkeypatch.chdir(tmp_path)
-    assert sweep.main(["--resume", "--storage", str(place), "--cache", "none"]) == 130
+    assert sweep.main(["--resume", "--storage", str(place), "--cache-store", "none"]) == 130
     assert read_sweep(tmp_path / "results" / place.name)["config"]["storage"] == str(place)
     assert len(read_sweep(place)["runs"]) == 1
 
