@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from compile_sweep.child_process import empty_stdin
 from compile_sweep.contract.names import import_named, named_workloads
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import Attention
@@ -262,8 +263,7 @@ def main() -> None:
     """Answers questions until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the asking process, which then ends this one
     questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    empty_stdin()
     os.dup2(2, 1)
     for line in questions:
         print(json.dumps(answer_or_error(json.loads(line))), file=answers, flush=True)

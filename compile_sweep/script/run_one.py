@@ -6,11 +6,9 @@ Next to that file, it leaves `outcome` (JSON: a measurement, or an error), `traj
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import os
-import signal
 import sys
 import sysconfig
 import threading
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 
+from compile_sweep.child_process import die_with
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
@@ -38,9 +37,6 @@ from compile_sweep.script.processes import ELSEWHERE
 from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import NO_OPTIMIZER, Kind, Session, Stop, leave
 from compile_sweep.script.trial import BUNDLE
-
-_DIE_WITH_PARENT = 1
-"""`PR_SET_PDEATHSIG` of prctl(2)."""
 
 LEAVING_S = 10.0
 """Seconds that the script's `finally` blocks may take once everything is measured."""
@@ -109,7 +105,7 @@ class Reporter:
 
 def main(assignment: Path) -> None:
     """Runs the assignment in the file; the process ends here, or when the one that started it does."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    die_with(os.getppid())
     told = json.loads(assignment.read_text(encoding="utf-8"))
     reporter = Reporter(assignment.parent)
     job, kind = ScriptJob.from_dict(told["job"]), Kind(told["kind"])

@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any, NoReturn
 
+from compile_sweep.child_process import die_with, empty_stdin, freeze_imports
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.outcome import exit_text
 from compile_sweep.schema.redact import last_line
@@ -44,9 +45,6 @@ _PROBE_S = 60
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes `torch.cuda.is_available` use NVML: once a process has called CUDA, its children cannot use it."""
-
-_DIE_WITH_PARENT = 1
-"""`PR_SET_PDEATHSIG` of prctl(2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +243,7 @@ def _preload(setup: Setup, parent: int, answers: int) -> None:
     gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     worker.import_harness()
     why = None if setup.workload is None else _why_not_imported(setup, setup.workload)
-    gc.collect()
-    gc.freeze()  # otherwise every trial would scan what was imported, and so copy its memory
+    freeze_imports()
     if asks_cuda:
         del os.environ[_NVML_CHECK]
     if why is not None:
@@ -323,9 +320,7 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
         os.setsid()
         die_with(server)
         os.close(answers)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        empty_stdin()
         _show_marker(order.marker)
         os.environ.update({**order.environment, ATTEMPT_MARKER: order.marker})
         if order.work_folder is not None:
@@ -347,14 +342,6 @@ def _show_marker(marker: str) -> None:
     value = marker.encode() + b"\0"
     if place and len(value) <= _MARKER_CHARS:
         ctypes.memmove(place, value, len(value))
-
-
-def die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends, even if the parent is killed."""
-    with suppress(OSError, AttributeError):  # not available on this system
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
+from compile_sweep.child_process import freeze_imports
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import Phase, is_let_down
@@ -291,8 +292,7 @@ def _measure(
         }
     workload = import_workload(plan.workload, plan.python_path)(plan.size, plan.seed)
     gc.enable()
-    gc.collect()  # once, so that a compile finds the heap in the same state as long after the imports
-    gc.freeze()  # a measurement collects eight times, and would scan what was imported each time
+    freeze_imports()  # the one collection also lets a compile find the heap in the same state as long after the imports
     sharing = Sharing(assignment, workload, parent.rank)
     sharing.restore(deadline - time.monotonic())
     repeated = RepeatedGraphs() if plan.spares_repeats else None

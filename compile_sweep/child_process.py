@@ -1,0 +1,33 @@
+"""What a forked or started process does first: end with its parent, read nothing, and not scan again what it has imported."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+from contextlib import suppress
+
+_DIE_WITH_PARENT = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
+
+
+def die_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent ends, even if the parent is killed."""
+    with suppress(OSError, AttributeError):  # not available on this system
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def empty_stdin() -> None:
+    """Makes standard input empty, for this process and those that it starts."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def freeze_imports() -> None:
+    """Exempts what was imported from collections, which would otherwise scan it again and again, and after a fork copy it."""
+    gc.collect()
+    gc.freeze()
