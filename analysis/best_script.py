@@ -1,13 +1,14 @@
 """`best.py`: a setting as a training program, which is run in a fresh process before it is offered.
 
-It contains the exact source that the trial executed, and a training loop around it. Training needs torch, which this
-package does not import: the program runs in a process of its own, with empty compile caches, like a trial.
+It contains the source that the trial executed. The functions that it shares with other settings, and the training loop, are
+imported. Training needs torch, which this package does not import: the program runs in a process of its own, with empty compile
+caches, like a trial.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -27,9 +28,15 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, text, upper_end
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.shapes import group_by_length
 from compile_sweep.schema.visible_text import visible
 
 BEST_FILE = "best.py"
+
+_HARNESS = "compile_sweep.harness"
+
+_BETWEEN = "\n\n\n"
+"""Separates the top-level parts of a source."""
 
 _OTHER_DEVICE = 3
 """Exit code of `compile_sweep.harness.training_script` for another device."""
@@ -84,7 +91,7 @@ def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> 
     Args:
         trial: The trial's row, as `load` returns it.
         seed: Seed of the sweep.
-        remarks: Sentences above the training loop, such as why this setting was chosen, and the result of a run.
+        remarks: Sentences below the settings, such as why this setting was chosen, and the result of a run.
 
     Raises:
         ConfigError: The record has no source.
@@ -96,31 +103,25 @@ def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> 
         "workload": str(trial["workload"]), "size": str(trial["size"]), "seed": seed,
         "settings": str(trial["settings_key"]), "pipeline": text(trial["pipeline"]) or "resident",
     }  # fmt: skip
-    imports, loop = _training_loop(source)
     measured = f"Measured {_rate(trial)} on {_devices(trial)}."
     workers = int(trial["num_workers"])
     how = "python best.py" if workers == 1 else f"python -m torch.distributed.run --nproc-per-node {workers} best.py"
     said = [f"# {line}" for sentence in (measured, *remarks) for line in textwrap.wrap(" ".join(sentence.split()), 126)]
-    call = "\n".join(f"            {name}={_quoted(value)}," for name, value in run.items())
+    call = [f"            {name}={_quoted(value)}," for name, value in run.items()]
     return "\n".join(
         [
-            source.rstrip(),
+            _with_imported_helpers(source.rstrip()),
             "",
             "",
-            "# Above: the settings, as they were measured. Below: a training loop around them, for the workload they were",
-            f"# measured with; it needs the package compile-sweep. Run it with: {how}",
+            f"# Above: the settings, as they were measured. Below: the workload is trained with them, by {how}",
             *said,
-            "",
-            imports,
-            "",
-            loop,
-            "",
-            "",
             'if __name__ == "__main__":',
-            "    sys.exit(",
+            f"    from {_HARNESS}.training_script import main",
+            "",
+            "    raise SystemExit(",
             "        main(",
             "            make_step,",
-            call,
+            *call,
             "        )",
             "    )",
             "",
@@ -183,29 +184,54 @@ def _judged(trial: pd.Series, came: dict[str, Any]) -> Rerun:
     return Rerun(Outcome.OUTSIDE, f"{found}, {beyond} the recorded {between}.", came)
 
 
-def _training_loop(source: str) -> tuple[str, str]:
-    """Returns the imports of harness/training_script.py that the source lacks, and what follows them, without torch."""
-    code = (files("compile_sweep.harness") / "training_script.py").read_text(encoding="utf-8")
-    there = {(module, name) for module, name, _ in _imports(source)}
-    imports = _imports(code)
-    whole = [f"import {name}" for module, name, _ in imports if module is None and (module, name) not in there]
-    parts: dict[str, list[str]] = {}
-    for module, name, _ in imports:
-        if module is not None and (module, name) not in there:
-            parts.setdefault(module, []).append(name)
-    named = [f"from {module} import {', '.join(names)}" for module, names in parts.items()]
-    last = max(line for _, _, line in imports)
-    return "\n".join([*whole, "", *named]), "\n".join(code.splitlines()[last:]).strip()
+def _with_imported_helpers(source: str) -> str:
+    """Returns the source with its helper functions imported from this package, unless one of them differs from the package's."""
+    ours = _helpers()
+    head, *pieces = source.split(_BETWEEN)
+    own: list[str] = []
+    names: dict[str, list[str]] = {}
+    for piece in pieces:
+        comment, code = re.fullmatch(r"((?:#[^\n]*\n)?)(.*)", piece, re.DOTALL).groups()  # type: ignore[union-attr]
+        module, text_of_ours = ours.get(name := _defined(code), ("", ""))
+        if module and code != text_of_ours:
+            return source
+        if module:
+            names.setdefault(module, []).append(name)
+        own += [comment.rstrip() if module else piece] if comment or not module else []
+    lines = head.split("\n")
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    if not names or not imports:
+        return source
+    rest = _BETWEEN.join([*(line for line in lines if line not in imports), *own])
+    called = {module: [name for name in sorted(found) if re.search(rf"\b{name}\(", rest)] for module, found in names.items()}
+    added = [f"from {module} import {', '.join(found)}" for module, found in sorted(called.items()) if found]
+    last = len(lines) - lines[::-1].index(imports[-1])
+    kept = [_needed(line, rest) if line in imports else line for line in lines[:last]]
+    kept = [new for new, old in zip(kept, lines, strict=False) if new or not old]
+    return _BETWEEN.join(["\n".join([*kept, "", *added, *lines[last:]]), *own])
 
 
-def _imports(code: str) -> list[tuple[str | None, str, int]]:
-    """Returns each name imported at top level: its module, or None for a module itself, and the statement's last line."""
-    found: list[tuple[str | None, str, int]] = []
-    for node in ast.parse(code).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = node.module if isinstance(node, ast.ImportFrom) else None
-            found += [(module, alias.name, node.end_lineno or node.lineno) for alias in node.names]
-    return found
+def _helpers() -> dict[str, tuple[str, str]]:
+    """Returns the module and the text of each function that a source may spell out, by name."""
+    code = (files(_HARNESS) / "source_runtime.py").read_text(encoding="utf-8")
+    code = re.sub(r"  # type: ignore\[[\w-]+\]", "", code).rstrip()
+    found = {_defined(piece): (f"{_HARNESS}.source_runtime", piece) for piece in code.split(_BETWEEN)[1:]}
+    return found | {group_by_length.__name__: (group_by_length.__module__, inspect.getsource(group_by_length).rstrip())}
+
+
+def _defined(code: str) -> str:
+    """Returns the name that a top-level statement defines."""
+    found = re.match(r"(?:def )?(\w+)", code)
+    return found[1] if found else ""
+
+
+def _needed(line: str, code: str) -> str:
+    """Returns an import statement with only the names that the code uses; empty if there are none."""
+    before, is_from, names = line.partition(" import ")
+    if not is_from:
+        return line if line == "import torch" or f"{line.removeprefix('import ')}." in code else ""
+    used = [name for name in names.split(", ") if name == "annotations" or re.search(rf"\b{re.escape(name)}\b", code)]
+    return f"{before} import {', '.join(used)}" if used else ""
 
 
 def _finished(

@@ -1,7 +1,4 @@
-"""What a `best.py` does besides holding its settings: builds the workload, trains in this process, and reports the speed.
-
-`analysis.export` copies everything below the imports into a `best.py`, after the measured source of the settings.
-"""
+"""What a `best.py` does besides holding its settings: builds the workload, trains in this process, and reports the speed."""
 
 from __future__ import annotations
 
