@@ -45,7 +45,7 @@ from orchestrator.run.forked_attempt import Servers
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial_spec import Assignment
 from orchestrator.view.explain import COMPILE_DEADLINE_S, DEADLINE_S
-from orchestrator.view.script_check import check_script
+from orchestrator.view.script_check import SCRIPT_BUDGET_S, TimeBudget, check_script
 
 PROG = "python -m orchestrator.check"
 
@@ -74,6 +74,8 @@ class Options:
     """Scopes to try."""
     backend: str | None = None
     """A torch.compile backend other than Inductor; aot_eager is quick and still finds breaks and recompiles."""
+    time_budget_s: float | None = None
+    """Seconds that looking at a script may take, 100 by default; what was not looked at by then is said."""
     largest_batch: Flag = False
     """Only look for the largest batch that fits the GPU's memory, eagerly and with scope=full, or under the scopes named."""
     seed: int = 0
@@ -108,6 +110,7 @@ def _without_flag(words: Sequence[str]) -> list[str]:
 
 
 def _check(options: Options, arguments: Sequence[str] | None) -> int:
+    began = time.monotonic()
     console = Console(soft_wrap=True, markup=False, highlight=False)
     environment = fingerprint()
     device = options.device or (Device.CUDA if environment.gpu else Device.CPU)
@@ -120,7 +123,12 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
             raise ConfigError("--largest-batch looks at a workload, and a script makes its own batches; leave it out")
         if options.workload is not None:
             raise ConfigError(f"--script takes the place of the workload {options.workload}; leave one of them out")
-        return check_script(job, device, options.backend, console)
+        budget_s = SCRIPT_BUDGET_S if options.time_budget_s is None else options.time_budget_s
+        if not 0 < budget_s < float("inf"):
+            raise ConfigError(f"--time-budget-s {budget_s:g} is not an amount of time; use a number of seconds above 0")
+        return check_script(job, device, options.backend, TimeBudget(budget_s, began + budget_s), console)
+    if options.time_budget_s is not None:
+        raise ConfigError("--time-budget-s is for a script; name one with --script FILE, or leave it out")
     if options.workload is None:
         raise ConfigError("name a workload, or a script with --script FILE")
     find_workload(options.workload)

@@ -55,6 +55,10 @@ class Reporter:
         """Reports the beginning of a phase."""
         self._tell(phase=str(phase))
 
+    def on_discovered(self, session: Session) -> None:
+        """Reports what the script trains."""
+        self._tell(findings=measured.findings(session))
+
     def on_first_pass(self, session: Session) -> None:
         """Reports the first timed pass."""
         self._tell(early=measured.early(session))
@@ -70,7 +74,11 @@ class Reporter:
         if session.kind is Kind.MEASURED and (reason := measured.other_batch_size(session)):
             self.error(ScriptError(reason))
             return
-        found: dict[str, Any] = {"findings": measured.findings(session), "facts": numbers.facts_of(session.found)}
+        found: dict[str, Any] = {
+            "findings": measured.findings(session),
+            "facts": numbers.facts_of(session.found),
+            "has_blocks": any(target.blocks for target in session.found.targets),
+        }
         if session.trajectory is not None:
             numbers.save(session.trajectory, self._folder / "trajectory")
         if session.kind is Kind.MEASURED:
@@ -116,6 +124,7 @@ def main(assignment: Path) -> None:
         protocol=Protocol(**told.get("protocol", {})),
         forward_seed=told.get("forward_seed", 0),
         on_phase=reporter.on_phase,
+        on_discovered=reporter.on_discovered,
         on_first_pass=reporter.on_first_pass,
         on_over=reporter.on_over,
     )

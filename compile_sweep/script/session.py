@@ -106,6 +106,7 @@ class Session:
         protocol: How long to measure.
         forward_seed: Seed of the forward's random numbers while steps are recorded.
         on_phase: Called when a phase begins.
+        on_discovered: Called when it is known what the script trains.
         on_first_pass: Called when the first pass is timed.
         on_over: Called when everything is found, or `error` says why it cannot be; writes the results.
     """
@@ -118,6 +119,7 @@ class Session:
         protocol: Protocol | None = None,
         forward_seed: int = 0,
         on_phase: Callable[[Phase], None] = lambda phase: None,
+        on_discovered: Callable[[Session], None] = lambda session: None,
         on_first_pass: Callable[[Session], None] = lambda session: None,
         on_over: Callable[[Session], None] = lambda session: None,
     ) -> None:
@@ -148,7 +150,7 @@ class Session:
         """Steps, since the discovery, of optimizers that train modules other than the measured ones."""
         self.processes = Processes(refuse=lambda reason: self._fail(ScriptError(reason)), has_trained=lambda: self.num_losses > 0)
         """Processes that the script started."""
-        self._on_phase, self._on_first_pass, self._on_over = on_phase, on_first_pass, on_over
+        self._on_phase, self._on_discovered, self._on_first_pass, self._on_over = on_phase, on_discovered, on_first_pass, on_over
         self._watch = Watch(self._watched_step, self._discovered)
         self._undo, self._hooks = ExitStack(), ExitStack()
         self._anchor: Optimizer | None = None
@@ -262,6 +264,7 @@ class Session:
                 *apply_to_losses(self.settings, found, self._undo),
                 *apply_to_optimizers(self.settings, found.optimizers),
             ]
+        self._on_discovered(self)
         self._recorder = numbers.StepRecorder(found.targets, steps=self.protocol.compared_steps)
         self._wrap(isolated=True)
         self._has_compiled()

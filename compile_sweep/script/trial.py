@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,10 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from compile_sweep.schema.causes import advice_on_error
 from compile_sweep.schema.outcome import Phase
@@ -89,6 +90,61 @@ class RunFailed(Exception):
         return f"the compiler raised {name}: {self.text}{f'; {advice}' if advice else ''}"
 
 
+class OutOfTime(Exception):
+    """The time for a run was used up before its end.
+
+    Args:
+        progress: What the run had reported: its phase and, as far as they were known, `findings` and `early` figures.
+    """
+
+    def __init__(self, progress: Mapping[str, Any]) -> None:
+        super().__init__(progress)
+        self.progress = progress
+
+
+class Running(Protocol):
+    """A run's process."""
+
+    def poll(self) -> int | None:
+        """Returns its exit code; None while it runs."""
+        ...
+
+    def end(self) -> None:
+        """Ends it and everything in its session."""
+        ...
+
+
+Start = Callable[[Path, str, Mapping[str, str], Path | None], Running]
+"""Starts a run, given its assignment's file, its working directory, its environment and the file that it prints to, if any."""
+
+
+class FreshProcess:
+    """A run in a new process, which leads a session of its own; a `Start`."""
+
+    def __init__(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> None:
+        with ExitStack() as files:
+            output = None if log is None else files.enter_context(log.open("wb"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "compile_sweep.script.run_one", str(assignment)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """Returns its exit code; None while it runs."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """Ends it and everything in its session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptTrial:
     """What to run, and where."""
@@ -113,6 +169,9 @@ class ScriptTrial:
     """Returns variables by which a run's workers find each other, new for every run; all workers must call it together."""
     agree: Callable[[bool], bool] = bool
     """Returns worker 0's answer in every worker."""
+    start: Start = FreshProcess
+    ends_at: float = math.inf
+    """When a run that has not ended is ended, by `time.monotonic`."""
     on_phase: Callable[[Phase], None] = lambda phase: None
     on_early: Callable[[dict[str, float]], None] = lambda early: None
 
@@ -123,18 +182,32 @@ class ScriptTrial:
 
         Raises:
             RunFailed: The script produced no result.
+            OutOfTime: The time for it was used up.
         """
         with tempfile.TemporaryDirectory(dir=self.base, prefix="run-") as folder:
             outcome = self.run_once(Path(folder))
             measurement: dict[str, Any] = {**outcome["measurement"], "findings": list(outcome["findings"])}
             if "cache_use" in outcome:
                 measurement |= {"cache_use": outcome["cache_use"], "bundle": (Path(folder) / BUNDLE).read_bytes()}
-            with self._only_one():
-                told = self._references(outcome["facts"])
-            if self.is_first:
-                measurement |= _judged(Path(folder), self._eager_runs, outcome, told, measurement["findings"])
+            measurement |= self.judge_numbers(Path(folder), outcome, measurement["findings"])
         self.on_phase(Phase.DONE)
         return measurement
+
+    def judge_numbers(self, folder: Path, outcome: Mapping[str, Any], findings: list[str]) -> dict[str, Any]:
+        """Compares a run with eager runs, which are made if they are missing; returns `numerics`, or nothing unless `is_first`.
+
+        Args:
+            folder: The run's folder.
+            outcome: The run's outcome.
+            findings: Findings to add to.
+
+        Raises:
+            RunFailed: An eager run produced no result.
+            OutOfTime: The time for it was used up.
+        """
+        with self._only_one():
+            told = self._references(outcome["facts"])
+        return _judged(folder, self._eager_runs, outcome, told, findings) if self.is_first else {}
 
     def run_once(self, folder: Path) -> dict[str, Any]:
         """Measures the settings without judging their numbers; returns the run's outcome.
@@ -171,26 +244,16 @@ class ScriptTrial:
         environment.setdefault("PYTHONHASHSEED", str(self.job.seed))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_root()]))
         environment["PYTHONFAULTHANDLER"] = "1"
-        log = None if self.shows_output else (folder / "log").open("wb")
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "compile_sweep.script.run_one", str(folder / "assignment")],
-            cwd=place.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        log = None if self.shows_output else folder / "log"
+        process = self.start(folder / "assignment", place.folder, environment, log)
         try:
-            self._wait(process, folder, base, tell=tell)
+            code = self._wait(process, folder, base, tell=tell)
         finally:
-            _end(process)
-            if log is not None:
-                log.close()
-        output = [] if log is None else (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+            process.end()
+        output = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:] if log and log.exists() else []
         written = folder / "outcome"
         if not written.exists():
-            raise RunFailed(None, _how_it_ended(process.returncode), output=output)
+            raise RunFailed(None, _how_it_ended(code), output=output)
         outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
         if "error_type" in outcome:
             error = (outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"])
@@ -207,13 +270,16 @@ class ScriptTrial:
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
-    def _wait(self, process: subprocess.Popen[bytes], folder: Path, base: Path, *, tell: bool) -> None:
+    def _wait(self, process: Running, folder: Path, base: Path, *, tell: bool) -> int:
+        """Waits for the end of a run; returns its exit code."""
         phases, has_told_early, looked_at = list(Phase)[1:], False, time.monotonic()
-        has_ended = False
-        while not has_ended:
-            has_ended = process.poll() is not None  # before progress is read, so that its last part is not missed
-            if not has_ended:
+        code: int | None = None
+        while code is None:
+            code = process.poll()  # before progress is read, so that its last part is not missed
+            if code is None:
                 time.sleep(POLL_S)
+                if time.monotonic() > self.ends_at:
+                    raise OutOfTime(_progress(folder))
             if not self.job.in_place and time.monotonic() - looked_at > _LOOKS_EVERY_S:
                 if sandbox.size_bytes(base) > MAX_WRITTEN_BYTES:
                     limit = MAX_WRITTEN_BYTES // 2**30
@@ -221,15 +287,13 @@ class ScriptTrial:
                 looked_at = time.monotonic()
             if not tell:
                 continue
-            try:
-                news = json.loads((folder / "progress").read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # missing, or just being written
-                continue
+            news = _progress(folder)
             while phases and Phase(news["phase"]) in phases:  # a short phase may begin and end between two checks
                 self.on_phase(phases.pop(0))
             if "early" in news and not has_told_early:
                 has_told_early = True
                 self.on_early(news["early"])
+        return code
 
     @property
     def _eager_runs(self) -> Path:
@@ -298,11 +362,13 @@ def _package_root() -> str:
     return str(Path(__file__).resolve().parents[2])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and everything in its session, which is its own."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _progress(folder: Path) -> dict[str, Any]:
+    """Returns what a run has reported so far."""
+    try:
+        news: dict[str, Any] = json.loads((folder / "progress").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # missing
+        return {"phase": str(Phase.STARTING)}
+    return news
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,5 +1,7 @@
 """Forks a trial's process from one that has imported torch and the workload, so that a trial starts at once.
 
+`check` forks the runs of a person's script from one that has imported torch and the packages that the script begins with.
+
 Background: importing torch and a workload's packages takes most of the time that a trial needs to start. A fork server
 imports them once, for all trials that run one after the other in its place, and forks a process for each. It compiles
 nothing, runs no Python threads and never starts CUDA, so a forked process equals a fresh one that has just finished its
@@ -58,6 +60,17 @@ class Setup:
     use_gpu: bool
     core_shares: tuple[int, int | None] = (1, None)
     """Number of shares that the host's cores are divided into, and the share to prefer, if any."""
+    imports: tuple[str, ...] = ()
+    """Import statements to execute; one that fails is left to the forked process."""
+
+    @property
+    def imports_users_code(self) -> bool:
+        """Whether anything is imported that is not ours."""
+        return self.workload is not None or bool(self.imports)
+
+    def without_users_code(self) -> Setup:
+        """Returns the setup that imports only what is ours."""
+        return replace(self, workload=None, imports=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +78,7 @@ class Order:
     """One attempt at a trial, for the server to run in a process of its own."""
 
     assignment: Mapping[str, Any]
-    """`Assignment.to_dict()`."""
+    """`Assignment.to_dict()`; empty for a run of a script."""
     marker: str
     """Identifies the attempt's processes."""
     environment: Mapping[str, str]
@@ -77,6 +90,10 @@ class Order:
     rank: int = 0
     gpu: int | None = None
     """Index of the process's GPU among those that it sees; None for the first, or for none."""
+    script_run: str | None = None
+    """The assignment's file of a single run of a script, as `compile_sweep.script.run_one` reads it; None for a trial."""
+    log: str | None = None
+    """File that a script's run prints to; None for the server's log."""
 
 
 class ForkServer:
@@ -143,18 +160,18 @@ class ForkServer:
             return None
         code = self._process.wait()
         order = self._order
-        if not self._is_ready and self.setup.workload is not None and order is not None and code != -signal.SIGKILL:
+        if not self._is_ready and self.setup.imports_users_code and order is not None and code != -signal.SIGKILL:
             self.close()  # the user's module may have killed the server; the trial then imports it in its own process
-            self.setup = replace(self.setup, workload=None)
+            self.setup = self.setup.without_users_code()
             self._start()
             self.start(order)
             return self.wait(max(0.0, ends_at - time.monotonic()))
         return code
 
     @property
-    def has_forked(self) -> bool:
-        """Tells whether the attempt has a process."""
-        return self._pid is not None
+    def pid(self) -> int | None:
+        """Process ID of the latest attempt, which leads a session of its own; None if it was not forked yet."""
+        return self._pid
 
     def kill(self) -> None:
         """Kills the attempt's process, or the server if there is none yet, and waits for its end."""
@@ -207,7 +224,7 @@ class ForkServer:
 def how_it_ended(server: ForkServer, returncode: int) -> str:
     """Describes, in a sentence, how an attempt's process that left no outcome ended."""
     # If no process was forked, only the server knows why.
-    return f"it ended with {exit_text(returncode)}{'' if server.has_forked else server.last_line()}"
+    return f"it ended with {exit_text(returncode)}{'' if server.pid is not None else server.last_line()}"
 
 
 def main(parent: int, setup: Setup) -> None:
@@ -235,33 +252,37 @@ def _write(descriptor: int, answer: Mapping[str, Any]) -> None:
 
 
 def _preload(setup: Setup, parent: int, answers: int) -> None:
-    """Imports what trials need; restarts this process without the workload if importing it is not safe."""
+    """Imports what trials need; restarts this process without the user's code if importing that is not safe."""
     from orchestrator.run import worker
 
     asks_cuda = _NVML_CHECK not in os.environ
     os.environ.setdefault(_NVML_CHECK, "1")
     gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     worker.import_harness()
-    why = None if setup.workload is None else _why_not_imported(setup, setup.workload)
+    why = _why_not_imported(setup) if setup.imports_users_code else None
     freeze_imports()
     if asks_cuda:
         del os.environ[_NVML_CHECK]
     if why is not None:
-        print(f"each trial imports the workload's module anew, because {why}", file=sys.__stderr__, flush=True)
+        print(f"each trial imports the user's modules anew, because {why}", file=sys.__stderr__, flush=True)
         os.dup2(answers, 1)
-        alone = json.dumps(asdict(replace(setup, workload=None)))
+        alone = json.dumps(asdict(setup.without_users_code()))
         os.execv(sys.executable, [sys.executable, "-P", "-m", "orchestrator.run.fork_server", str(parent), alone])
 
 
-def _why_not_imported(setup: Setup, workload: str) -> str | None:
-    """Imports the workload's module; returns why forked children cannot use it, or None if they can."""
+def _why_not_imported(setup: Setup) -> str | None:
+    """Imports the user's modules; returns why forked children cannot use them, or None if they can."""
     from orchestrator.run import worker
 
     files = _open_files()
     try:
-        worker.import_workload(workload, setup.python_path)
+        if setup.workload is not None:
+            worker.import_workload(setup.workload, setup.python_path)
     except BaseException as error:  # it may raise anything; the trial will meet the same error and record it
         return f"it fails with {type(error).__name__}"
+    for statement in setup.imports:
+        with suppress(Exception, SystemExit):  # the script may expect the error
+            exec(statement, {})
     if threading.active_count() > 1:
         return "it starts threads"
     if _children():
@@ -326,6 +347,8 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
         if order.work_folder is not None:
             os.makedirs(order.work_folder, exist_ok=True)
             os.chdir(order.work_folder)
+        if order.script_run is not None:
+            worker.run_script_forked(order, order.script_run)
         said = os.pread(2, 1 << 20, 0).decode("utf-8", "replace")
         worker.run_forked(order, cpus, said)
     except BaseException:
@@ -346,4 +369,4 @@ def _show_marker(marker: str) -> None:
 
 if __name__ == "__main__":
     values = json.loads(sys.argv[2])
-    main(int(sys.argv[1]), Setup(**{**values, "core_shares": tuple(values["core_shares"])}))
+    main(int(sys.argv[1]), Setup(**{**values, **{name: tuple(values[name]) for name in ("core_shares", "imports")}}))

@@ -10,8 +10,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,6 +68,64 @@ class Servers:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+class ForkedScriptRuns:
+    """Starts runs of a script, one after the other, in processes that one fork server forks.
+
+    Args:
+        imports: Import statements to execute once, before the first run.
+        environment: Variables that torch and these packages read when they are imported, besides those of this process.
+        use_gpu: Whether the script trains on a GPU.
+    """
+
+    def __init__(self, imports: Sequence[str], environment: Mapping[str, str], *, use_gpu: bool) -> None:
+        setup = Setup(workload=None, python_path="", use_gpu=use_gpu, imports=("import compile_sweep.script.run_one", *imports))
+        self._wanted = (setup, {**os.environ, **environment})
+        self._server = ForkServer(*self._wanted)
+
+    def start(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> ForkedScriptRun:
+        """Starts a run, as `compile_sweep.script.trial.Start` says; the one before it must have ended."""
+        if not self._server.is_alive:
+            self.close()
+            self._server = ForkServer(*self._wanted)
+        self._server.start(
+            Order(
+                assignment={},
+                marker="check",
+                environment=environment,
+                folder=str(assignment.parent),
+                work_folder=folder,
+                script_run=str(assignment),
+                log=None if log is None else str(log),
+            )
+        )
+        return ForkedScriptRun(self._server)
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.close()
+
+
+class ForkedScriptRun:
+    """A run of a script that a fork server has started."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self._returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns the exit code; None while the run goes on."""
+        if self._returncode is None:
+            self._returncode = self._server.wait(0.0)
+        return self._returncode
+
+    def end(self) -> None:
+        """Ends the run and everything in its session."""
+        self._server.kill()
+        if self._server.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
 
 
 class ForkedAttempt:

@@ -534,6 +534,28 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
     os._exit(0)  # a workload's threads and exit handlers must neither lose nor delay the result
 
 
+def run_script_forked(order: Order, assignment: str) -> NoReturn:
+    """Runs a person's script once in the process that was forked for it, like a fresh `compile_sweep.script.run_one`.
+
+    Args:
+        order: Where the run prints to.
+        assignment: File of the run's assignment.
+    """
+    from compile_sweep.script.run_one import main
+
+    if order.log is not None:
+        log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    _renew_process_state()
+    gc.enable()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "orchestrator"]:
+        del sys.modules[name]  # the script may import a package of its own that is called so
+    main(Path(assignment))
+    os._exit(1)  # not reached
+
+
 def _write_whole(path: Path, text: str) -> None:
     """Writes a file atomically."""
     written = path.with_name(f"{path.name}.new")

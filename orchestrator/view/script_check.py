@@ -1,6 +1,8 @@
 """What `python -m orchestrator.check --script train.py -- …` prints: what was found in a script, and what a sweep would cost.
 
-The script runs for a few steps unchanged, and again compiled, and its numbers are compared with eager runs.
+The script runs for a few steps unchanged, then compiled by a backend that is quick and finds the same breaks, then compiled as a
+sweep would, and its numbers are compared with eager runs: the most valuable findings first, because a time budget ends it. All
+runs are forked from one process, which has imported torch and the packages that the script begins with.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.status import Status as ConsoleStatus
@@ -23,127 +27,288 @@ from compile_sweep.schema.outcome import Phase, Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.sandbox import OFFLINE
 from orchestrator.config import Device
 from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
+from orchestrator.plan.scripts import leading_imports
 from orchestrator.plan.space import Target, choose
-
-if TYPE_CHECKING:
-    from compile_sweep.script.trial import RunFailed  # loads torch
+from orchestrator.run.forked_attempt import ForkedScriptRuns
 
 SHORT = {"compared_steps": 5, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
 """Fields of the measuring protocol: times are rough, findings are not."""
 
+SCRIPT_BUDGET_S = 100.0
+
+QUICK_BACKEND = "aot_eager"
+"""Finds the same graphs and breaks as Inductor, and generates no code."""
 
 _STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}
 """Additional seconds of a sweep's steady window."""
 
+_LEAVING_S = 3.0
+"""Seconds of the budget that are kept for ending processes and removing files."""
 
-def check_script(job: ScriptJob, device: Device, backend: str | None, console: Console) -> int:
-    """Examines a script and prints the findings.
+
+class TimeBudget(NamedTuple):
+    """How long a check may take."""
+
+    seconds: float
+    ends_at: float
+    """By `time.monotonic`."""
+
+    @property
+    def used_up(self) -> str:
+        """Says that it is used up."""
+        return f"the time budget of {self.seconds:g} s was used up"
+
+
+class _Failed(NamedTuple):
+    """A run that produced no figures, in words."""
+
+    sentence: str
+    output: tuple[str, ...] = ()
+
+
+class _Unfinished(NamedTuple):
+    """A run that the time budget ended."""
+
+    progress: Mapping[str, Any]
+
+
+class _Run(NamedTuple):
+    """A run with figures."""
+
+    outcome: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {**self.outcome["measurement"], "findings": self.outcome["findings"]}
+
+
+@dataclass(slots=True, kw_only=True)
+class _ScriptCheck:
+    """One check of a script."""
+
+    job: ScriptJob
+    device: Device
+    backend: str | None
+    budget: TimeBudget
+    console: Console
+    runs: ForkedScriptRuns
+    folder: Path
+    """An empty folder."""
+    is_well: bool = True
+    done: list[TrialRecord] = field(default_factory=list)
+    _num_runs: int = 0
+
+    def check(self) -> int:
+        """Looks at the script and prints the findings, as `check_script` says."""
+        as_written = self._look(CompileSettings.from_dict(AS_WRITTEN), "as the script has it", self._lines)
+        if as_written is None:
+            return 1
+        if isinstance(as_written, _Run):
+            self._compiled(has_blocks=as_written.outcome["has_blocks"])
+            self._say_costs()
+        else:
+            self._say_unknown("breaks, and what a sweep would cost")
+            self.is_well = False
+        return 0 if self.is_well else 1
+
+    def _compiled(self, *, has_blocks: bool) -> None:
+        """Looks at the breaks of each scope by a quick backend, then at the whole model as a sweep compiles it."""
+        quick = self.backend or QUICK_BACKEND
+        full = CompileSettings.from_dict({"scope": "full", "dynamic": "auto", "backend": quick})
+        found = self._look(full, f"compiled as a whole ({full.label})", self._lines if self.backend else self._breaks)
+        if has_blocks:
+            regional = CompileSettings.from_dict({"scope": "regional", "dynamic": "auto", "backend": quick})
+            self._look(regional, f"its repeated blocks compiled ({regional.label})", self._breaks)
+        if found is not None and self.backend is None:
+            final = CompileSettings.from_dict({"scope": "full", "dynamic": "auto"})
+            found = self._look(final, f"compiled as a whole ({final.label})", self._lines)
+        if isinstance(found, _Run):
+            self._say_numbers(found)
+
+    def _look(
+        self, settings: CompileSettings, heading: str, lines: Callable[[CompileSettings, _Run], Iterator[str]]
+    ) -> _Run | _Unfinished | None:
+        """Runs the script under a setting and prints what was found; returns None if it does not work."""
+        self.console.print(f"\n{heading}", style="bold")
+        began = time.monotonic()
+        with self.console.status(f"{heading} …") as status:
+            found = (
+                self._run(settings, _showing(status, heading)) if began < self.budget.ends_at - _LEAVING_S else _Unfinished({})
+            )
+        if isinstance(found, _Failed):
+            self.is_well = False
+            for line in (f"does not work: {found.sentence}", *(f"  {line}" for line in found.output)):
+                self._say(line)
+            return None
+        if isinstance(found, _Unfinished):
+            self._say_unfinished(settings, found.progress)
+            return found
+        verdict = judge_measurement(found.figures, claims_cudagraphs=settings.claims_cudagraphs)
+        self.is_well = self.is_well and verdict.label is None
+        for line in lines(settings, found):
+            self._say(line)
+        if verdict.label is not None:
+            self._say(f"do not use: {verdict.label}: {verdict.reason}")
+        if lines == self._lines:
+            self.done.append(_record(settings, found.figures, time.monotonic() - began + _STEADY_S[self.device]))
+        return found
+
+    def _run(self, settings: CompileSettings, on_phase: Callable[[Phase], None]) -> _Run | _Failed | _Unfinished:
+        from compile_sweep.script.trial import OutOfTime, RunFailed  # loads torch
+
+        self._num_runs += 1
+        base = self.folder / f"run-{self._num_runs}"
+        folder = base / "run"
+        folder.mkdir(parents=True)
+        try:
+            return _Run(self._trial(settings, base, on_phase).run_once(folder), folder)
+        except RunFailed as error:
+            return _Failed(error.sentence, tuple(error.output))
+        except OutOfTime as error:
+            return _Unfinished(error.progress)
+
+    def _trial(self, settings: CompileSettings, base: Path, on_phase: Callable[[Phase], None]) -> Any:
+        from compile_sweep.script.trial import ScriptTrial  # loads torch
+
+        return ScriptTrial(
+            job=self.job,
+            settings=settings,
+            base=base,
+            references=self.folder / "references",
+            protocol=SHORT,
+            environment={**compile_cache_env(base), **_environment(self.device)},
+            shows_output=False,
+            start=self.runs.start,
+            ends_at=self.budget.ends_at - _LEAVING_S,
+            on_phase=on_phase,
+        )
+
+    def _lines(self, settings: CompileSettings, run: _Run) -> Iterator[str]:
+        """Says what was found under a setting, with times."""
+        found = run.figures
+        before_ms = self.done[0].step_ms_median if self.done else None
+        if before_ms is None:
+            yield from found["findings"]
+        speedup = None if before_ms is None else before_ms / found["step_ms_median"]
+        yield _step_time(found["step_ms_median"], speedup)
+        yield f"of that it waits for its data {found['data_wait_share']:.0%}"
+        if found["graphs"]:
+            yield f"compiling took {found['compile_s']:.1f} s: {_graphs(found)}"
+        for reason in why_not_faster(found, speedup, settings.backend):
+            yield f"not faster: {reason}"
+        yield from short_findings(found)
+
+    def _breaks(self, settings: CompileSettings, run: _Run) -> Iterator[str]:
+        """Says what the compiler made of the modules."""
+        yield _graphs(run.figures)
+        yield from short_findings(run.figures)
+
+    def _say_numbers(self, run: _Run) -> None:
+        """Compares the run's numbers with eager runs, and says how far they are apart."""
+        from compile_sweep.script.trial import OutOfTime, RunFailed  # loads torch
+
+        with self.console.status("comparing its numbers with those of eager runs …"):
+            trial = self._trial(CompileSettings.from_dict(AS_WRITTEN), run.folder.parent, lambda phase: None)
+            findings: list[str] = []
+            try:
+                numbers = trial.judge_numbers(run.folder, run.outcome, findings)
+            except RunFailed as error:
+                self.is_well = False
+                self._say(f"an eager run, which its numbers are compared with, does not work: {error.sentence}")
+                return
+            except OutOfTime:
+                self._say_unknown("whether its numbers are those of eager runs")
+                return
+        for line in findings:
+            self._say(line)
+        numerics = numbers["numerics"]
+        self._say(f"its numbers beside those of eager runs: {numerics['status']} ({numerics['worst']})")
+        verdict = judge_measurement({**run.figures, **numbers}, claims_cudagraphs=False)
+        if verdict.label is not None and numerics["status"] != "ok":
+            self.is_well = False
+            self._say(f"do not use: {verdict.label}: {verdict.reason}")
+
+    def _say_unfinished(self, settings: CompileSettings, progress: Mapping[str, Any]) -> None:
+        """Says what a run that the time budget ended had found, and what it had not."""
+        if settings.as_written:
+            for line in progress.get("findings", ()):
+                self._say(line)
+            if "early" in progress:
+                self._say(_step_time(progress["early"]["step_ms_median"], None))
+            unknown = "" if "findings" in progress else "what the script trains, "
+            self._say_unknown(f"{unknown}{'' if 'early' in progress else 'how long a step takes, '}what it waits for")
+        elif settings.backend == QUICK_BACKEND:
+            self._say_unknown(f"breaks under {settings.scope}")
+        else:
+            self._say_unknown("how long compiling takes, what it gains, whether its numbers are those of eager runs")
+
+    def _say_unknown(self, what: str) -> None:
+        self._say(f"not known: {what}; {self.budget.used_up}")
+
+    def _say_costs(self) -> None:
+        self.console.print("\na sweep", style="bold")
+        target = Target.of(SCRIPT_FACTS, has_gpu=self.device is Device.CUDA)
+        chosen = choose(RECIPES["quickstart"](target), target)
+        minutes = sum(expected_s(one, target.max_length, self.done) for one in chosen.settings) / 60
+        usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
+        self._say(f"quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after another{usual}")
+        words = ["python", "-m", "orchestrator.sweep", "quickstart", "--script", self.job.shown]
+        self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
+
+    def _say(self, line: str) -> None:
+        """Prints a line below a heading; on a terminal, what is too long goes on further in."""
+        width = self.console.width if self.console.is_terminal else len(line) + 2
+        inside = "  " + " " * (len(line) - len(line.lstrip()))
+        self.console.print(textwrap.fill(line.strip(), width, initial_indent=inside, subsequent_indent=f"{inside}  "))
+
+
+def check_script(job: ScriptJob, device: Device, backend: str | None, budget: TimeBudget, console: Console) -> int:
+    """Looks at a script for as long as the time budget allows, and prints the findings.
 
     Args:
         job: The script.
         device: The device to train on.
         backend: Backend of `torch.compile`, instead of Inductor.
+        budget: How long that may take.
         console: Where to print.
 
     Returns:
-        The command's exit code: 0 if the script runs unchanged and compiled, 1 otherwise.
+        The command's exit code: 0 if the script runs unchanged, and nothing that was looked at is wrong; 1 otherwise.
     """
     console.print(f"{job.name} on {device}", style="bold")
-    compiled = CompileSettings.from_dict({"scope": "full", "dynamic": "auto", "backend": backend})
-    done: list[TrialRecord] = []
-    is_well = True
-    with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as made:
-        for setting in (CompileSettings.from_dict(AS_WRITTEN), compiled):
-            heading = setting.label if setting.as_written else f"compiled as a whole ({setting.label})"
-            console.print(f"\n{heading}", style="bold")
-            began = time.monotonic()
-            with console.status(f"{heading} …") as status:
-                found = _measured(job, setting, device, Path(made), _showing(status, heading))
-            if not isinstance(found, dict):
-                for line in (f"does not work: {found.sentence}", *(f"  {line}" for line in found.output)):
-                    _say(line, console)
-                return 1
-            verdict = judge_measurement(found, claims_cudagraphs=setting.claims_cudagraphs)
-            is_well = is_well and verdict.label is None
-            for line in _lines(found, done[0].step_ms_median if done else None, setting.backend):
-                _say(line, console)
-            if verdict.label is not None:
-                _say(f"do not use: {verdict.label}: {verdict.reason}", console)
-            done.append(_record(setting, found, time.monotonic() - began + _STEADY_S[device]))
-    console.print("\na sweep", style="bold")
-    target = Target.of(SCRIPT_FACTS, has_gpu=device is Device.CUDA)
-    chosen = choose(RECIPES["quickstart"](target), target)
-    minutes = sum(expected_s(one, target.max_length, done) for one in chosen.settings) / 60
-    _say(f"quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after another", console)
-    words = [
-        "python",
-        "-m",
-        "orchestrator.sweep",
-        "quickstart",
-        "--script",
-        job.shown,
-        *(["--", *job.arguments] if job.arguments else []),
-    ]
-    console.print(f"  {shlex.join(words)}")
-    return 0 if is_well else 1
+    server = {**_environment(device), "PYTHONHASHSEED": str(job.seed), **({} if job.in_place else OFFLINE)}
+    with (
+        tempfile.TemporaryDirectory(prefix="compile-sweep-check-", ignore_cleanup_errors=True) as folder,
+        closing(ForkedScriptRuns(leading_imports(job), server, use_gpu=device is Device.CUDA)) as runs,
+    ):
+        return _ScriptCheck(
+            job=job, device=device, backend=backend, budget=budget, console=console, runs=runs, folder=Path(folder)
+        ).check()
+
+
+def _environment(device: Device) -> dict[str, str]:
+    return {} if device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _showing(status: ConsoleStatus, heading: str) -> Callable[[Phase], None]:
     return lambda phase: status.update(f"{heading}: {phase} …")
 
 
-def _say(line: str, console: Console) -> None:
-    """Prints a line below a heading; on a terminal, what is too long goes on further in."""
-    width = console.width if console.is_terminal else len(line) + 2
-    inside = "  " + " " * (len(line) - len(line.lstrip()))
-    console.print(textwrap.fill(line.strip(), width, initial_indent=inside, subsequent_indent=f"{inside}  "))
-
-
-def _measured(
-    job: ScriptJob, setting: CompileSettings, device: Device, folder: Path, on_phase: Callable[[Phase], None]
-) -> dict[str, Any] | RunFailed:
-    """Returns the figures of one setting, or why there are none."""
-    from compile_sweep.script.trial import RunFailed, ScriptTrial  # loads torch
-
-    base = folder / ("as-written" if setting.as_written else "compiled")
-    base.mkdir()
-    trial = ScriptTrial(
-        job=job,
-        settings=setting,
-        base=base,
-        references=folder / "references",
-        protocol=SHORT,
-        environment={**compile_cache_env(base), **({} if device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""})},
-        shows_output=False,
-        on_phase=on_phase,
-    )
-    try:
-        return trial.run()
-    except RunFailed as error:
-        return error
-
-
-def _lines(found: Mapping[str, Any], as_written_ms: float | None, backend: str | None) -> Iterator[str]:
-    if as_written_ms is None:
-        yield from found["findings"]
-    step_ms = found["step_ms_median"]
-    speedup = None if as_written_ms is None else as_written_ms / step_ms
+def _step_time(step_ms: float, speedup: float | None) -> str:
+    took = f"{step_ms:.3g} ms" if step_ms < 1000 else f"{step_ms / 1e3:.3g} s"
     speed = "" if speedup is None else f", which is {speedup:.2g} times as fast as the script as it is, in these few steps"
-    yield f"a step takes about {step_ms:.3g} ms{speed}" if step_ms < 1000 else f"a step takes about {step_ms / 1e3:.3g} s{speed}"
-    yield f"of that it waits for its data {found['data_wait_share']:.0%}"
-    if found["graphs"]:
-        breaks = len(set(found["graph_break_reasons"]))
-        graphs = f"{_number(found['graphs'], 'graph')}, {_number(breaks, 'graph break') if breaks else 'no graph breaks'}"
-        yield f"compiling took {found['compile_s']:.1f} s: {graphs}"
-    numerics = found["numerics"]
-    yield f"its numbers beside those of eager runs: {numerics['status']} ({numerics['worst']})"
-    for reason in why_not_faster(found, speedup, backend):
-        yield f"not faster: {reason}"
-    yield from short_findings(found)
+    return f"a step takes about {took}{speed}"
+
+
+def _graphs(found: Mapping[str, Any]) -> str:
+    breaks = len(set(found["graph_break_reasons"]))
+    return f"{_number(found['graphs'], 'graph')}, {_number(breaks, 'graph break') if breaks else 'no graph breaks'}"
 
 
 def _number(count: int, noun: str) -> str:

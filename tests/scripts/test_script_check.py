@@ -1,0 +1,172 @@
+"""`python -m orchestrator.check --script`: what it says of a script within its time budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.trial import OutOfTime, RunFailed, ScriptTrial
+from orchestrator import check
+from orchestrator.plan.scripts import leading_imports
+from orchestrator.run.forked_attempt import ForkedScriptRuns
+from orchestrator.view import script_check
+from tests.scripts.conftest import SHORT
+
+Found = dict[str, Any]
+
+AS_WRITTEN: Found = {
+    "findings": ["module model: Net of 9,490 parameters"],
+    "step_ms_median": 10.0,
+    "data_wait_share": 0.02,
+    "graphs": 0,
+    "graph_break_reasons": [],
+    "compile_s": 0.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = check.main(["--script", "plain_loop.py", "--device", "cpu", *words])
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Takes the place of runs: by key of the setting, figures that differ from those of the script as it is, or a progress."""
+    ran: list[str] = []
+
+    def replayed(results: dict[str, Found | script_check._Unfinished | script_check._Failed]) -> list[str]:
+        def run(self: Any, settings: CompileSettings, on_phase: object) -> Any:
+            ran.append(settings.key)
+            result = results[settings.key]
+            if not isinstance(result, dict):
+                return result
+            outcome = {"measurement": {**AS_WRITTEN, **result}, "findings": AS_WRITTEN["findings"], "has_blocks": True}
+            return script_check._Run(outcome, Path())
+
+        monkeypatch.setattr(script_check._ScriptCheck, "_run", run)
+        for name in ("judge_measurement", "why_not_faster", "short_findings"):
+            monkeypatch.setattr(script_check, name, _nothing_wrong if name == "judge_measurement" else lambda *given: [])
+        return ran
+
+    return replayed
+
+
+def _nothing_wrong(figures: object, *, claims_cudagraphs: bool) -> Any:
+    from compile_sweep.schema.outcome import Status, Verdict
+
+    return Verdict(status=Status.OK, label=None, reason=None)
+
+
+EAGER, FULL = "scope=eager,as_written=on", "scope=full,backend=aot_eager,dynamic=auto"
+REGIONAL, FINAL = "scope=regional,backend=aot_eager,dynamic=auto", "scope=full,dynamic=auto"
+
+
+def key(text: str) -> str:
+    return CompileSettings.parse(text).key
+
+
+def test_what_was_not_looked_at_in_time_is_said_and_not_guessed(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = script_check._Unfinished({"phase": "warming up"})
+    ran = replay(
+        {key(EAGER): {}, key(FULL): {"graphs": 2, "graph_break_reasons": ["item()"]}, key(REGIONAL): late, key(FINAL): late}
+    )
+    code, said = checked(capsys)
+    assert code == 0
+    assert ran == [key(EAGER), key(FULL), key(REGIONAL), key(FINAL)], "what is found first, then breaks, then what it costs"
+    assert "module model: Net" in said
+    assert "a step takes about 10 ms\n" in said
+    assert "2 graphs, 1 graph break\n" in said
+    assert "not known: breaks under regional; the time budget of 100 s was used up" in said
+    assert "not known: how long compiling takes, what it gains" in said
+    assert "if it compiles as fast as other models" in said
+
+
+def test_a_script_that_is_not_measured_in_time_still_says_what_it_trains(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay({key(EAGER): script_check._Unfinished({"phase": "warming up", "findings": ["module model: Net"]})})
+    code, said = checked(capsys, "--time-budget-s", "60")
+    assert code == 1
+    assert "module model: Net" in said
+    assert "not known: how long a step takes, what it waits for; the time budget of 60 s was used up" in said
+    assert "not known: breaks, and what a sweep would cost" in said
+
+
+def test_a_budget_that_allows_nothing_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = checked(capsys, "--time-budget-s", "1")
+    assert code == 1
+    assert "not known: what the script trains, how long a step takes, what it waits for; the time budget of 1 s" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--script", "plain_loop.py", "--time-budget-s", "0"], "--time-budget-s 0 is not an amount of time"),
+        (["layers", "--time-budget-s", "9"], "--time-budget-s is for a script"),
+    ],
+)
+def test_a_budget_that_does_not_apply_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([*words, "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_packages_that_a_script_begins_with_are_imported_once(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        '"""Trains."""\nfrom __future__ import annotations\nimport json\nimport net, os\nfrom net import Net\n'
+        "from torch import nn\nfrom .near import x\nos.environ['X'] = '1'\nimport numpy\n"
+    )
+    (folder / "net.py").write_text("import math\nfrom torch.nn import functional as F\n")
+    assert leading_imports(ScriptJob.of("train.py")) == (
+        "import json",
+        "from torch import nn",
+        "import math",
+        "from torch.nn import functional as F",
+    ), "not those of the person's folder, nor what follows a statement that may decide how packages are imported"
+    (folder / "train.py").write_text("def f(:\n")
+    assert leading_imports(ScriptJob.of("train.py")) == ()
+
+
+@pytest.mark.slow
+def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Path, tmp_path: Path) -> None:
+    (folder / "endless.py").write_text("import time\ntime.sleep(600)\n")
+    (folder / "own.py").write_text("import orchestrator\nraise SystemExit(orchestrator.WHOSE)\n")
+    (folder / "orchestrator.py").write_text("WHOSE = 'of its own'\n")
+    with closing(ForkedScriptRuns(["import no_such_package"], {"CUDA_VISIBLE_DEVICES": ""}, use_gpu=False)) as runs:
+
+        def run(script: str, *arguments: str, within_s: float = 300) -> Found:
+            base = tmp_path / script
+            (base / "run").mkdir(parents=True)
+            return ScriptTrial(
+                job=ScriptJob.of(script, arguments, folder=str(folder)),
+                settings=CompileSettings.parse(EAGER),
+                base=base,
+                references=tmp_path / "references",
+                protocol=SHORT,
+                environment={"OMP_NUM_THREADS": "1"},
+                shows_output=False,
+                start=runs.start,
+                ends_at=time.monotonic() + within_s,
+            ).run_once(base / "run")
+
+        outcome = run("plain_loop.py", "--width", "8")
+        assert outcome["findings"][0].startswith("module model: Net")
+        assert outcome["has_blocks"] is True
+        assert outcome["measurement"]["step_ms_median"] > 0
+        with pytest.raises(OutOfTime):
+            run("endless.py", within_s=1)
+        with pytest.raises(RunFailed, match="with the message 'of its own'"):
+            run("own.py")
