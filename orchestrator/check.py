@@ -333,8 +333,7 @@ def _costs(
         if one.measurement is not None
     ]
     for name, chosen in recipes.items():
-        size: dict[str, Any] = {"min_length": target.min_length, "regional_share": target.regional_share}
-        minutes = sum(expected_s(settings, target.max_length, done, **size) for settings in chosen) / 60
+        minutes = sum(expected_s(settings, target, done) for settings in chosen) / 60
         words = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
         yield f"{name}: {len(chosen)} settings, about {words} one after another"
 

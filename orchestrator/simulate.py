@@ -89,7 +89,7 @@ class Ground:
 
     def pruning(self, patience: Patience) -> Prune:
         """Returns early stopping over the table's settings, for `replay`."""
-        return replayed(self.table.candidates, self.aims, max_length=self.table.max_length, patience=patience)
+        return replayed(self.table.candidates, self.aims, self.table.facts, patience=patience)
 
     def replay(
         self,
@@ -156,7 +156,7 @@ def replays(
     table = ground.table
     return [
         ground.replay(
-            make_proposer(searcher, table.candidates, ground.aims, max_length=table.max_length, seed=seed, known_good=known_good),
+            make_proposer(searcher, table.candidates, ground.aims, table.facts, seed=seed, known_good=known_good),
             at_once=at_once,
             enough=enough,
             budget=budget,

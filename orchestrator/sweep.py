@@ -35,7 +35,7 @@ from orchestrator.guard.machine_state import machine_state
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
 from orchestrator.plan.scripts import commands_that_train, findings_lines, job_of, script_facts, split_arguments
-from orchestrator.plan.space import Target, padded_length, refuse_several_jobs
+from orchestrator.plan.space import Target, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
 from orchestrator.run.sweep_folder import record_poison, withdrawn_if_ended_in_order
@@ -112,12 +112,11 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         learned = learned_for(config, environment)
         known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
         refuse_several_jobs((*config.settings, *known), target.job_options)
-    tokens = partial(padded_length, target=target)
     if run.dry_run:
         done = folder.refuse(output, config, environment, to_resume=run.resume)
         printed.show_plan(console, config, target, done)
         if config.search.searcher is Searcher.LEVERS:
-            printed.show_steps(console, planned_steps(config, target, tokens, done))
+            printed.show_steps(console, planned_steps(config, target, done))
         return 0
     _check_cache(config)
     tracking = Tracking(config.log_to, output)
@@ -132,10 +131,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             config=config,
             output=output,
             fronts=_fronts(config),
-            max_length=target.max_length,
-            min_length=target.min_length,
-            regional_share=target.regional_share,
-            tokens=tokens,
+            facts=target,
             environment=environment,
             learned=learned,
             tracking=tracking,

@@ -175,12 +175,12 @@ def _search(
         Searcher.GAIN if name == ALONE else Searcher(name),
         table.candidates,
         ground.aims,
-        max_length=table.max_length,
+        table.facts,
         seed=seed,
         known_good=known_good,
     )
     if same_start:
-        guessed_s = Outlook(table.candidates, ground.aims, max_length=table.max_length).guessed_s
+        guessed_s = Outlook(table.candidates, ground.aims, table.facts).guessed_s
         places = designed(table.candidates, guessed_s, known_good, seed=seed)
         proposer = Started([table.candidates.settings[place] for place in places], proposer)
     return ground.replay(proposer, budget=None if until >= 1 else Budget(gpu_s=until * table.gpu_s))
@@ -252,7 +252,7 @@ def _flat(console: Console, options: Options) -> list[dict[str, float]]:
     target = Target(max_length=256, has_gpu=True)
     axes = {"group_window": range(1, 12), "matmul_precision": ["highest", "high"], "autocast": ["bf16", "fp16"]}
     settings = choose(varied(grid(target), {name: list(values) for name, values in axes.items()}), target).settings[:10_000]
-    proposer = GainPerSecond(Candidates(settings), Aims.parse(options.objective, options.constraint), max_length=256)
+    proposer = GainPerSecond(Candidates(settings), Aims.parse(options.objective, options.constraint), target)
     rows, began = [], time.process_time()
     for number in range(1, len(settings) + 1):
         setting = proposer.propose()

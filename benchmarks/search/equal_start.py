@@ -121,12 +121,12 @@ def searched(job: tuple[Path, str, int], *, goal: float) -> tuple[float, Search]
 
 
 def _proposer(name: str, table: Table, aims: Aims, seed: int) -> Proposer:
-    guessed_s = Outlook(table.candidates, aims, max_length=table.max_length).guessed_s
+    guessed_s = Outlook(table.candidates, aims, table.facts).guessed_s
     places = designed(table.candidates, guessed_s, good_elsewhere(table.workload), seed=seed)
     start = [table.candidates.settings[place] for place in places]
     if name == LFBO:
         return Started(start, Lfbo(table.candidates, aims, seed=seed))
-    return Started(start, make_proposer(Searcher(name), table.candidates, aims, max_length=table.max_length, seed=seed))
+    return Started(start, make_proposer(Searcher(name), table.candidates, aims, table.facts, seed=seed))
 
 
 def _trial(table: Table, speed: Aims, step: Step | str) -> tuple[float, float | None]:

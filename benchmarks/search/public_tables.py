@@ -11,6 +11,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
@@ -39,7 +40,7 @@ def read_csv_table(path: Path) -> Table:
         rows=rows,
         candidates=Candidates([CompileSettings.parse(key) for key in rows]),
         origin=Origin(workload=path.stem, size="", environment_key=None, num_workers=1, pipeline="none"),
-        max_length=1,
+        facts=WorkloadFacts(max_length=1),
     )
 
 

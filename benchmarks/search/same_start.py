@@ -122,8 +122,7 @@ def _compare(options: Options) -> int:
 
 def _replay(table: Table, aims: Aims, searcher: Searcher, seed: int, options: Options) -> dict[str, float]:
     prior = prior_for(table)
-    known = {"max_length": table.max_length, "prior": prior, "tokens": tokens_in(table)}
-    proposer = make_proposer(searcher, table.candidates, aims, seed=seed, **known)
+    proposer = make_proposer(searcher, table.candidates, aims, table.facts, seed=seed, prior=prior, tokens=tokens_in(table))
     if not options.own_start and searcher is not Searcher.LEVERS:
         proposer = Started(_start(table, aims, prior), proposer)
     best = max(row["samples_per_s"] for row in table.rows.values() if aims.is_usable(row))
@@ -149,7 +148,7 @@ def _replay(table: Table, aims: Aims, searcher: Searcher, seed: int, options: Op
 
 def _start(table: Table, aims: Aims, prior: Prior) -> list[CompileSettings]:
     """Returns the settings that `levers` begins with; the second is chosen knowing the result of the first."""
-    search = LeverSearch(table.candidates, aims, max_length=table.max_length, prior=prior, tokens=tokens_in(table))
+    search = LeverSearch(table.candidates, aims, table.facts, prior=prior, tokens=tokens_in(table))
     start: list[CompileSettings] = []
     while len(start) < NUM_SHARED and (setting := search.propose()) is not None:
         start.append(setting)
@@ -164,7 +163,7 @@ def tokens_in(table: Table) -> Callable[[CompileSettings], float]:
         return setting.padding, setting.pad_multiple, setting.group_window, setting.buckets, setting.bucket_size
 
     measured = {way(CompileSettings.parse(key)): row["mean_length"] for key, row in table.rows.items() if row["mean_length"]}
-    return lambda setting: float(measured.get(way(setting), table.max_length))
+    return lambda setting: float(measured.get(way(setting), table.facts.max_length))
 
 
 def prior_for(table: Table) -> Prior:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
@@ -49,39 +50,28 @@ _WARM_SHARE = 0.2
 """Fraction of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
 
 
-def expected_s(
-    settings: CompileSettings,
-    max_length: int,
-    done: Sequence[TrialRecord],
-    *,
-    min_length: int = 1,
-    regional_share: float | None = None,
-    cold: bool = False,
-) -> float:
+def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[TrialRecord], *, cold: bool = False) -> float:
     """Estimates a trial's seconds: the median of similar trials in this folder if there are any, otherwise a prior.
 
     Args:
         settings: Settings to measure.
-        max_length: Maximum length in the workload, in tokens.
+        facts: Facts about the workload.
         done: Records of the same sweep.
-        min_length: Minimum length in the workload, in tokens.
-        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
         cold: Whether the trial starts with empty caches, so that what similar trials restored has to be compiled.
     """
-    graphs = settings.num_graphs(max_length, min_length)
+    graphs = settings.num_graphs(facts.max_length, facts.min_length)
     like = [
         record.wall_s + (_not_compiled_s(record) if cold else 0.0)
         for record in done
         if record.status is Status.OK
         and (other := _parsed(record.settings_key)).scope is settings.scope
         and (other.mode, other.tunes) == (settings.mode, settings.tunes)
-        and other.num_graphs(max_length, min_length) == graphs
+        and other.num_graphs(facts.max_length, facts.min_length) == graphs
         and (other.optimizer in COMPILED_OPTIMIZERS) == (settings.optimizer in COMPILED_OPTIMIZERS)
     ]
     if like:
         return statistics.median(like)
-    size = (max_length, min_length, regional_share)
-    compiling = guessed_compile_s(settings, *size) * _pace(done, *size)
+    compiling = guessed_compile_s(settings, facts) * _pace(done, facts)
     recording = recording_s(settings, ((_parsed(record.settings_key), record.compile_phases_s) for record in done))
     return rest_s((record.compile_s, record.wall_s) for record in done) + compiling + recording
 
@@ -90,13 +80,13 @@ _parsed = lru_cache(maxsize=4096)(CompileSettings.parse)
 """Settings by key, cached: a search asks for hundreds of settings what each record of a sweep says."""
 
 
-def _pace(done: Sequence[TrialRecord], max_length: int, min_length: int, regional_share: float | None) -> float:
+def _pace(done: Sequence[TrialRecord], facts: WorkloadFacts) -> float:
     """Returns how many times longer than estimated compiling took in this sweep."""
     compiled = [(_parsed(record.settings_key), record) for record in done if record.caches is Caches.COLD]
     return compile_pace(
         (
             without_recording(record.compile_s, record.compile_phases_s),
-            guessed_compile_s(setting, max_length, min_length, regional_share),
+            guessed_compile_s(setting, facts),
         )
         for setting, record in compiled
         if setting.scope is not Scope.EAGER and record.status is Status.OK
@@ -140,25 +130,21 @@ def _not_compiled_s(record: TrialRecord) -> float:
     return max(0.0, (record.cold_equivalent_s or 0.0) - (record.compile_s or 0.0)) if record.caches is Caches.WARM else 0.0
 
 
-def guessed_compile_s(
-    settings: CompileSettings, max_length: int, min_length: int = 1, regional_share: float | None = None
-) -> float:
+def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three.
 
     Args:
         settings: Settings to compile.
-        max_length: Maximum length in the workload, in tokens.
-        min_length: Minimum length in the workload, in tokens.
-        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
+        facts: Facts about the workload.
     """
     of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
     if settings.scope is Scope.REGIONAL:
-        of_one *= _USUAL_REGIONAL_SHARE if regional_share is None else regional_share
+        of_one *= _USUAL_REGIONAL_SHARE if facts.regional_share is None else facts.regional_share
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     of_optimizer = _OPTIMIZER_S if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
     # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5
     # (docs/results.md).
-    return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(max_length, min_length)) + of_optimizer
+    return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(facts.max_length, facts.min_length)) + of_optimizer
 
 
 def rest_s(done: Iterable[tuple[float | None, float]]) -> float:
@@ -179,4 +165,4 @@ def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]
         done: Records of the same sweep, including this setting's.
     """
     compiling = [record.compile_s for record in done if record.settings_key == settings.key and record.compile_s is not None]
-    return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=guessed_compile_s(settings, 1))
+    return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=guessed_compile_s(settings, WorkloadFacts(max_length=1)))

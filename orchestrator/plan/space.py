@@ -157,18 +157,18 @@ def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterab
             )
 
 
-def padded_length(setting: CompileSettings, target: Target) -> float:
+def padded_length(setting: CompileSettings, facts: WorkloadFacts) -> float:
     """Returns the mean length that batches are padded to, in tokens; the longest if lengths are not known.
 
     Args:
         setting: Decides padding and batches.
-        target: Knows the workload's lengths.
+        facts: Facts about the workload.
     """
-    if target.has_one_shape or target.is_script:
+    if facts.has_one_shape or facts.is_script:
         return 1.0
-    policy = setting.shape_policy(target.max_length, target.min_length)  # without padding, use that of pad_multiple=1
-    longest = _longest_rows(target.row_lengths, target.batch_size, setting.group_window or 1) or target.batch_lengths
-    return sum(policy.padded(length) for length in longest) / len(longest) if longest else policy.padded(target.max_length)
+    policy = setting.shape_policy(facts.max_length, facts.min_length)  # without padding, use that of pad_multiple=1
+    longest = _longest_rows(facts.row_lengths, facts.batch_size, setting.group_window or 1) or facts.batch_lengths
+    return sum(policy.padded(length) for length in longest) / len(longest) if longest else policy.padded(facts.max_length)
 
 
 @lru_cache(maxsize=8)

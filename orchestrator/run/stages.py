@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.record import TrialRecord
@@ -71,16 +72,9 @@ class Stages:
     output: Path
     """The sweep's folder."""
     fronts: Fronts
-    max_length: int
-    """Maximum length in the workload, in tokens."""
+    facts: WorkloadFacts
     environment: Environment
     """The head's environment."""
-    min_length: int = 1
-    """Minimum length in the workload, in tokens."""
-    tokens: Callable[[CompileSettings], float] | None = None
-    """Mean number of tokens that batches are padded to under a setting; None if they all have one shape."""
-    regional_share: float | None = None
-    """`WorkloadFacts.regional_share` of the model; None if it is not known."""
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach the search."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -166,8 +160,7 @@ class Stages:
         if self.config.search.searcher is None:
             return None
         stopping = self._interrupts.asked.is_set
-        known = (self.config, self.output, self.max_length, self.learned)
-        search = Search(*known, self._expected_s, stopping, self.min_length, self.tokens, self.regional_share)
+        search = Search(self.config, self.output, self.facts, self.learned, self._expected_s, stopping)
         search.catch_up()
         return search
 
@@ -276,9 +269,7 @@ class Stages:
         if not self.config.search.prune:
             return None
         search = self.config.search
-        patience = patience_with(search.searcher)
-        lengths = {"max_length": self.max_length, "min_length": self.min_length}
-        return Pruning(Candidates(self.config.settings), search.aims, **lengths, patience=patience)
+        return Pruning(Candidates(self.config.settings), search.aims, self.facts, patience=patience_with(search.searcher))
 
     def _done(self) -> list[TrialRecord]:
         """Returns the folder's records. Reads only those added since the last call, because this is called for every setting."""
@@ -293,12 +284,4 @@ class Stages:
         return self._at_most_s(setting, cold=self.config.caches is not CachePolicy.SHARED)
 
     def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
-        expected = expected_s(
-            setting,
-            self.max_length,
-            self._done(),
-            min_length=self.min_length,
-            regional_share=self.regional_share,
-            cold=cold,
-        )
-        return min(expected, self.config.whole_trial_s)
+        return min(expected_s(setting, self.facts, self._done(), cold=cold), self.config.whole_trial_s)

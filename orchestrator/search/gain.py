@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates, Untried
@@ -102,8 +103,7 @@ class GainPerSecond:
     Args:
         candidates: What may be proposed.
         aims: The objectives and constraints.
-        max_length: Maximum length in the workload, in tokens, which determines the number of graphs.
-        min_length: Minimum length in the workload, in tokens.
+        facts: Facts about the workload.
         seed: Seed for breaking ties.
         known_good: Settings from elsewhere to begin with.
     """
@@ -112,15 +112,14 @@ class GainPerSecond:
         self,
         candidates: Candidates,
         aims: Aims,
+        facts: WorkloadFacts,
         *,
-        max_length: int,
-        min_length: int = 1,
         seed: int = 0,
         known_good: Iterable[CompileSettings] = (),
     ) -> None:
         self._random = np.random.default_rng(seed)
         self._untried = Untried(candidates)
-        self._outlook = Outlook(candidates, aims, max_length=max_length, min_length=min_length)
+        self._outlook = Outlook(candidates, aims, facts)
         self._design = deque(designed(candidates, self._outlook.guessed_s, known_good, seed=seed))
 
     def propose(self) -> CompileSettings | None:

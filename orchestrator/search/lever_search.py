@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -181,9 +182,7 @@ class LeverSearch:
     Args:
         candidates: What may be proposed.
         aims: The first objective decides; all constraints must be met.
-        max_length: Maximum length in the workload, in tokens, which determines the number of graphs.
-        min_length: Minimum length in the workload, in tokens.
-        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
+        facts: Facts about the workload.
         prior: What levers gained elsewhere.
         tokens: Mean number of tokens that batches are padded to under a setting; None if every batch has one shape.
         fits: Tells whether a trial of a setting would end within the budget.
@@ -193,10 +192,8 @@ class LeverSearch:
         self,
         candidates: Candidates,
         aims: Aims,
+        facts: WorkloadFacts,
         *,
-        max_length: int,
-        min_length: int = 1,
-        regional_share: float | None = None,
         prior: Prior | None = None,
         tokens: Callable[[CompileSettings], float] | None = None,
         fits: Callable[[CompileSettings], bool] | None = None,
@@ -206,8 +203,7 @@ class LeverSearch:
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
         self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
         self._fits = fits or (lambda setting: True)
-        size = (max_length, min_length, regional_share)
-        self._guessed_s = np.array([guessed_compile_s(one, *size) for one in candidates.settings])
+        self._guessed_s = np.array([guessed_compile_s(one, facts) for one in candidates.settings])
         self._speeds: dict[int, float] = {}
         self._tried: dict[int, bool] = {}
         self._took: dict[int, _Took] = {}

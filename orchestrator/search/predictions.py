@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.pareto import Losses, extended, reference_point
@@ -77,15 +78,14 @@ class Outlook:
     Args:
         candidates: Settings that predictions will be made for.
         aims: The objectives and constraints.
-        max_length: Maximum length in the workload, in tokens, which determines the number of graphs and so the estimated cost.
-        min_length: Minimum length in the workload, in tokens.
+        facts: Facts about the workload.
     """
 
-    def __init__(self, candidates: Candidates, aims: Aims, *, max_length: int, min_length: int = 1) -> None:
+    def __init__(self, candidates: Candidates, aims: Aims, facts: WorkloadFacts) -> None:
         self._candidates = candidates
         self._aims = aims
-        self._max_length, self._min_length = max_length, min_length
-        guessed = [guessed_compile_s(setting, max_length, min_length) for setting in candidates.settings]
+        self._facts = facts
+        guessed = [guessed_compile_s(setting, facts) for setting in candidates.settings]
         self._guessed_compile_s = np.array(guessed)
         names = (*(objective.name for objective in aims.objectives), *(constraint.name for constraint in aims.constraints))
         self._is_compile_s = [name == "compile_s" for name in names]
@@ -112,7 +112,7 @@ class Outlook:
         self._results.pop(key, None)  # so that the latest is last
         self._results[key] = _Result(
             codes=self._candidates.encode(setting),
-            guessed_compile_s=guessed_compile_s(setting, self._max_length, self._min_length),
+            guessed_compile_s=guessed_compile_s(setting, self._facts),
             compile_s=figure(record, "compile_s"),
             wall_s=max(figure(record, "wall_s") or 0.0, 1e-3),
             is_usable=is_usable,

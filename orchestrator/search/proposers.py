@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Protocol
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates, Untried
@@ -88,10 +89,8 @@ def make_proposer(
     name: Searcher,
     candidates: Candidates,
     aims: Aims,
+    facts: WorkloadFacts,
     *,
-    max_length: int,
-    min_length: int = 1,
-    regional_share: float | None = None,
     seed: int = 0,
     known_good: Iterable[CompileSettings] = (),
     prior: Prior | None = None,
@@ -104,9 +103,7 @@ def make_proposer(
         name: Name of the searcher.
         candidates: What it may propose.
         aims: The objectives and constraints.
-        max_length: Maximum length in the workload, in tokens.
-        min_length: Minimum length in the workload, in tokens.
-        regional_share: `WorkloadFacts.regional_share` of the model; used only by `levers`.
+        facts: Facts about the workload.
         seed: Seed of everything random.
         known_good: Settings from elsewhere to begin with; used only by `gain`.
         prior: What levers gained elsewhere; used only by `levers`.
@@ -114,16 +111,15 @@ def make_proposer(
         fits: Tells whether a trial of a setting would end within the budget; used only by `levers`. The proposals of others are
             refused afterwards.
     """
-    lengths = {"max_length": max_length, "min_length": min_length}
     match name:
         case Searcher.GRID:
             return InOrder(candidates)
         case Searcher.RANDOM:
             return InOrder(candidates, seed=seed)
         case Searcher.GAIN:
-            return GainPerSecond(candidates, aims, **lengths, seed=seed, known_good=known_good)
+            return GainPerSecond(candidates, aims, facts, seed=seed, known_good=known_good)
         case Searcher.LEVERS:
-            return LeverSearch(candidates, aims, **lengths, regional_share=regional_share, prior=prior, tokens=tokens, fits=fits)
+            return LeverSearch(candidates, aims, facts, prior=prior, tokens=tokens, fits=fits)
     from orchestrator.search import optuna_proposer as samplers  # takes half a second, and most sweeps need none of them
 
     match name:

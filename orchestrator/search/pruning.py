@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Label, Phase, Status
@@ -112,17 +113,14 @@ class Pruning:
     Args:
         candidates: Settings that may run; they say which fields distinguish settings.
         aims: The objectives and constraints.
-        max_length: Maximum length in the workload, in tokens, which determines the number of graphs.
-        min_length: Minimum length in the workload, in tokens.
+        facts: Facts about the workload.
         patience: How readily a trial is abandoned.
     """
 
-    def __init__(
-        self, candidates: Candidates, aims: Aims, *, max_length: int, min_length: int = 1, patience: Patience | None = None
-    ) -> None:
+    def __init__(self, candidates: Candidates, aims: Aims, facts: WorkloadFacts, *, patience: Patience | None = None) -> None:
         self._candidates = candidates
         self._aims = aims
-        self._max_length, self._min_length = max_length, min_length
+        self._facts = facts
         self._patience = patience or Patience()
         self._front: list[Losses] = []
         self._name_of: dict[Losses, str] = {}
@@ -180,10 +178,10 @@ class Pruning:
         return max(self._patience.least_deadline_s, self._patience.family_factor * longest_s * self._graphs(setting))
 
     def _graphs(self, setting: CompileSettings) -> int:
-        return max(1, setting.num_graphs(self._max_length, self._min_length))
+        return max(1, setting.num_graphs(self._facts.max_length, self._facts.min_length))
 
     def _lengths(self, setting: CompileSettings) -> int:
-        return len(setting.shape_policy(self._max_length, self._min_length).lengths())
+        return len(setting.shape_policy(self._facts.max_length, self._facts.min_length).lengths())
 
     def _while_compiling(self, sighting: Sighting, compiling_s: float) -> Stop | None:
         """Decides about a trial that is warming up.
@@ -276,7 +274,7 @@ class Pruning:
         return self._expected[1]
 
 
-def replayed(candidates: Candidates, aims: Aims, *, max_length: int, patience: Patience | None = None) -> Prune:
+def replayed(candidates: Candidates, aims: Aims, facts: WorkloadFacts, *, patience: Patience | None = None) -> Prune:
     """Returns the same decision for recorded tables: what a row would be had its trial been stopped.
 
     A row says how long its trial warmed up and how long it took in all, but not the order. So this assumes that building came
@@ -285,16 +283,16 @@ def replayed(candidates: Candidates, aims: Aims, *, max_length: int, patience: P
     Args:
         candidates: The table's settings.
         aims: The objectives and constraints.
-        max_length: Maximum length in the workload, in tokens.
+        facts: Facts about the workload.
         patience: How readily a trial is abandoned.
     """
-    pruning, known = Pruning(candidates, aims, max_length=max_length, patience=patience), 0
+    pruning, known = Pruning(candidates, aims, facts, patience=patience), 0
     last: Record | None = None
 
     def prune(row: Record, before: Sequence[Record]) -> Record | None:
         nonlocal pruning, known, last
         if len(before) < known or (known and before[known - 1] is not last):  # the rows belong to another sweep
-            pruning, known = Pruning(candidates, aims, max_length=max_length, patience=patience), 0
+            pruning, known = Pruning(candidates, aims, facts, patience=patience), 0
         for record in before[known:]:
             pruning.tell(record)
         known, last = len(before), before[-1] if before else None

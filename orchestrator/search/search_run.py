@@ -18,6 +18,7 @@ from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import Environment
+from orchestrator.plan.space import padded_length
 from orchestrator.run import remaining
 from orchestrator.run.sweep_folder import only_drives
 from orchestrator.search import (
@@ -74,33 +75,27 @@ class Search:
     Args:
         config: The sweep's configuration, with a searcher.
         folder: The sweep's folder, whose records the proposer sees, earlier ones first.
-        max_length: Maximum length in the workload, in tokens.
+        facts: Facts about the workload.
         learned: What earlier sweeps teach.
         expected_s: Estimates the seconds of a trial.
         stopping: Tells whether a person has asked the sweep to finish.
-        min_length: Minimum length in the workload, in tokens.
-        tokens: Mean number of tokens that batches are padded to under a setting.
-        regional_share: `WorkloadFacts.regional_share` of the model; None if it is not known.
     """
 
     def __init__(
         self,
         config: SweepConfig,
         folder: Path,
-        max_length: int,
+        facts: WorkloadFacts,
         learned: Learned,
         expected_s: Callable[[CompileSettings], float],
         stopping: Callable[[], bool],
-        min_length: int = 1,
-        tokens: Callable[[CompileSettings], float] | None = None,
-        regional_share: float | None = None,
     ) -> None:
         search = config.search
         if search.searcher is None:
             raise ConfigError("a sweep without a searcher tries its settings in order")
         self._search, self._workers, self._expected_s = search, config.workers_per_trial, expected_s
         self._counts = partial(remaining.counts, config)
-        self._max_length, self._min_length, self._stopping = max_length, min_length, stopping
+        self._facts, self._stopping = facts, stopping
         self._candidates = Candidates(config.settings)
         self._fresh = records.follow(folder).fresh
         self._fresh_starts = records.follow_warm_starts(folder).fresh
@@ -118,13 +113,11 @@ class Search:
             search.searcher,
             self._candidates,
             search.aims,
-            max_length=max_length,
-            min_length=min_length,
-            regional_share=regional_share,
+            facts,
             seed=config.seed,
             known_good=[*learned.known_good, *good_elsewhere(f"{config.workload} {config.size}")],
             prior=prior_for(config),
-            tokens=tokens,
+            tokens=partial(padded_length, facts=facts),
             fits=lambda setting: self.allows(self._expected_s(setting)),
         )
         for row in learned.records:
@@ -195,8 +188,7 @@ class Search:
         untried = self._untried()
         if not len(untried) or not self._search.aims.usable_losses(self._told):
             return None
-        lengths = {"max_length": self._max_length, "min_length": self._min_length}
-        outlook = Outlook(self._candidates, self._search.aims, **lengths)
+        outlook = Outlook(self._candidates, self._search.aims, self._facts)
         for row in self._told:
             outlook.tell(row)
         return outlook.left(untried)
@@ -254,28 +246,20 @@ def prior_for(config: SweepConfig) -> Prior | None:
     return shipped_prior().elsewhere(config.workload, has_gpu=config.device is Device.CUDA)
 
 
-def planned_steps(
-    config: SweepConfig,
-    facts: WorkloadFacts,
-    tokens: Callable[[CompileSettings], float],
-    done: Sequence[TrialRecord],
-) -> list[Step]:
+def planned_steps(config: SweepConfig, facts: WorkloadFacts, done: Sequence[TrialRecord]) -> list[Step]:
     """Returns the first settings that recipe auto would try if each met its expectation.
 
     Args:
         config: The sweep's configuration.
         facts: Facts about the workload.
-        tokens: Mean number of tokens that batches are padded to under a setting.
         done: Records of the sweep.
     """
     search = LeverSearch(
         Candidates(config.settings),
         config.search.aims,
-        max_length=facts.max_length,
-        min_length=facts.min_length,
-        regional_share=facts.regional_share,
+        facts,
         prior=prior_for(config),
-        tokens=tokens,
+        tokens=partial(padded_length, facts=facts),
     )
     for record in done:
         search.tell(asdict(record))

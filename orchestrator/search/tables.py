@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import tyro
 
 from compile_sweep import command_line
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError, SweepFolderError
 from compile_sweep.schema.objectives import Record
@@ -47,8 +48,8 @@ class Table:
     """Fields of the record that counts for each setting, by its key, in the order of the log; `warm_start_s` if known."""
     candidates: Candidates
     origin: Origin
-    max_length: int
-    """Maximum length in the workload, in tokens, as far as the records say."""
+    facts: WorkloadFacts
+    """What the records say about the workload: its maximum length."""
 
     @property
     def workload(self) -> str:
@@ -87,7 +88,7 @@ def read_table(folder: Path) -> Table:
         rows={key: {**_fields(record), "warm_start_s": warm.get(key)} for key, record in found.items()},
         candidates=Candidates([CompileSettings.from_dict(record.settings) for record in found.values()]),
         origin=origin,
-        max_length=_max_length(list(found.values())),
+        facts=WorkloadFacts(max_length=_max_length(list(found.values()))),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -49,10 +48,9 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
     console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
     table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     seconds = 0.0
-    size: dict[str, Any] = {"min_length": facts.min_length, "regional_share": facts.regional_share}
     for setting in left:
         cold = config.caches is CachePolicy.COLD
-        expected = min(expected_s(setting, facts.max_length, done, **size, cold=cold), config.whole_trial_s)
+        expected = min(expected_s(setting, facts, done, cold=cold), config.whole_trial_s)
         seconds += expected
         table.add_row(escape(setting.label), str(setting.num_graphs(facts.max_length, facts.min_length)), f"{expected:.0f} s")
     console.print(table)

@@ -255,7 +255,7 @@ class _ScriptCheck:
         self.console.print("\na sweep", style="bold")
         target = Target.of(SCRIPT_FACTS, has_gpu=self.device is Device.CUDA)
         chosen = choose(RECIPES["quickstart"](target), target)
-        minutes = sum(expected_s(one, target.max_length, self.done) for one in chosen.settings) / 60
+        minutes = sum(expected_s(one, target, self.done) for one in chosen.settings) / 60
         usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
         self._say(f"quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after another{usual}")
         words = ["python", "-m", "orchestrator.sweep", "quickstart", "--script", self.job.shown]

@@ -15,6 +15,7 @@ from samples import measured
 
 import analysis
 from analysis.page.page import report_page
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import CompileSweepError, RecordsError
 from compile_sweep.schema.objectives import Aims
@@ -131,7 +132,7 @@ def test_plans_and_replays_by_changed_records_or_one_sentence(folder: Path, edit
     (folder / TRIALS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="replace")
     with nothing_runs():
         try:
-            expected_s(SETTINGS[3], 64, record.read(folder))
+            expected_s(SETTINGS[3], WorkloadFacts(max_length=64), record.read(folder))
             ground = Ground(read_table(folder), Aims.parse())
             replays(ground, Searcher.RANDOM, 1, prune=ground.pruning(patience_with(Searcher.RANDOM)))[0].share_to(0.98)
         except CompileSweepError as error:

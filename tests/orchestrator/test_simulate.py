@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, write_sweep
+from recorded_tables import MAX_LENGTH, TARGET, recorded, rows_of, settings_of_a_grid, write_sweep
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError, RecordsError
@@ -43,7 +43,7 @@ def test_a_table_is_what_a_sweep_recorded(folder: Path) -> None:
     table = read_table(folder)
     assert list(table.rows) == [record.settings_key for record in DONE]
     assert table.workload == "captioning small"
-    assert table.max_length == MAX_LENGTH
+    assert table.facts.max_length == MAX_LENGTH
     assert table.gpu_s == pytest.approx(sum(record.wall_s for record in DONE))
 
 
@@ -67,7 +67,7 @@ def test_shares_and_volumes_are_read_off_a_replay() -> None:
 
 def test_a_replay_stops_for_a_budget_a_stable_front_or_enough(ground: Ground) -> None:
     def replayed(**limits: object) -> Replay:
-        proposer = make_proposer(Searcher.RANDOM, ground.table.candidates, AIMS, max_length=MAX_LENGTH)
+        proposer = make_proposer(Searcher.RANDOM, ground.table.candidates, AIMS, TARGET)
         return ground.replay(proposer, **limits)  # type: ignore[arg-type]
 
     by_budget = replayed(budget=Budget(gpu_s=1000.0))

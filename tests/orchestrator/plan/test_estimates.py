@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings
@@ -21,14 +22,17 @@ def took(text: str, wall_s: float, compile_s: float | None = None) -> TrialRecor
     )
 
 
+FACTS = WorkloadFacts(max_length=256)
+
+
 def prior(text: str) -> float:
-    return expected_s(CompileSettings.parse(text), 256, [])
+    return expected_s(CompileSettings.parse(text), FACTS, [])
 
 
 def test_buckets_that_no_batch_fills_are_no_graphs() -> None:
     buckets = CompileSettings.parse("dynamic=buckets,bucket_size=32")
     assert (buckets.num_graphs(256), buckets.num_graphs(256, 65)) == (8, 6)
-    assert expected_s(buckets, 256, [], min_length=65) < expected_s(buckets, 256, [])
+    assert expected_s(buckets, replace(FACTS, min_length=65), []) < expected_s(buckets, FACTS, [])
     candidate = {"dynamic": "buckets", "bucket_size": 16}
     assert choose([candidate], Target(max_length=256, has_gpu=True)).excluded
     assert not choose([candidate], Target(max_length=256, min_length=129, has_gpu=True)).excluded
@@ -47,7 +51,7 @@ def test_what_compiles_more_is_expected_to_take_longer() -> None:
 
 def test_regions_take_as_long_as_they_differ() -> None:
     regional = CompileSettings.parse("scope=regional")
-    alike, usual, unlike = (expected_s(regional, 256, [], regional_share=share) for share in (0.2, None, 1.5))
+    alike, usual, unlike = (expected_s(regional, replace(FACTS, regional_share=share), []) for share in (0.2, None, 1.5))
     assert alike < usual < prior("scope=full") < unlike
 
 
@@ -60,9 +64,9 @@ def test_six_graphs_take_longer_than_one_and_less_than_six_times_as_long() -> No
 def test_what_a_trial_takes_beside_compiling_is_learnt_from_the_first_that_ended() -> None:
     done = [took("scope=eager", 90.0, 1.0)]
     compiling = prior("scope=full") - prior("scope=eager")
-    assert expected_s(CompileSettings.parse("scope=full"), 256, done) == pytest.approx(90.0 + compiling)
+    assert expected_s(CompileSettings.parse("scope=full"), FACTS, done) == pytest.approx(90.0 + compiling)
     more = [*done, took("scope=regional", 70.0, 10.0), took("scope=regional,dynamic=mark", 500.0, None)]
-    assert expected_s(CompileSettings.parse("scope=full"), 256, more) == pytest.approx(
+    assert expected_s(CompileSettings.parse("scope=full"), FACTS, more) == pytest.approx(
         (89.0 + 60.0) / 2 + (1.0 + compiling) * 10 / 21
     ), "it compiled a region in 10 s, where 21 were guessed"
 
@@ -73,9 +77,9 @@ def test_seconds_of_recording_cuda_graphs_say_nothing_about_compiling() -> None:
     done = [replace(took(graphed, 150.0, 97.0), compile_phases_s={"inductor": 30.0, "cudagraph_capture": 67.0})]
     compiling = prior("scope=full") - prior("scope=eager") + 1.0
     rest = 150.0 - 97.0
-    assert expected_s(CompileSettings.parse("scope=full"), 256, done) == pytest.approx(rest + compiling * 30 / 21)
+    assert expected_s(CompileSettings.parse("scope=full"), FACTS, done) == pytest.approx(rest + compiling * 30 / 21)
     of_any_scope = rest + compiling * 30 / 21 + 67.0
-    assert expected_s(CompileSettings.parse("scope=full,mode=reduce-overhead"), 256, done) == pytest.approx(of_any_scope)
+    assert expected_s(CompileSettings.parse("scope=full,mode=reduce-overhead"), FACTS, done) == pytest.approx(of_any_scope)
     full = replace(took("scope=full,mode=reduce-overhead,dynamic=auto", 150.0, 97.0), compile_phases_s={"cudagraph_capture": 9.0})
     asked = CompileSettings.parse("scope=full,mode=reduce-overhead,dynamic=buckets,bucket_size=64")
     assert recording_s(asked, [(CompileSettings.parse(one.settings_key), one.compile_phases_s) for one in (*done, full)]) == 9.0
@@ -84,12 +88,12 @@ def test_seconds_of_recording_cuda_graphs_say_nothing_about_compiling() -> None:
 def test_every_setting_of_the_grid_has_a_prior() -> None:
     target = Target(max_length=256, has_gpu=True)
     chosen = choose(every_candidate(bucket_sizes=(32, 64), pad_multiples=(8,)), target).settings
-    assert all(expected_s(setting, 256, []) > 0 for setting in chosen)
+    assert all(expected_s(setting, FACTS, []) > 0 for setting in chosen)
 
 
 def test_like_trials_of_the_folder_replace_the_prior_by_their_median() -> None:
     done = [took("scope=full", 30.0), took("scope=full,optimizer=fused", 50.0), took("scope=full,dynamic=mark", 900.0)]
-    assert expected_s(CompileSettings.parse("scope=full,autocast=fp16"), 256, done) == 50.0
+    assert expected_s(CompileSettings.parse("scope=full,autocast=fp16"), FACTS, done) == 50.0
 
 
 @pytest.mark.parametrize(
@@ -105,12 +109,12 @@ def test_like_trials_of_the_folder_replace_the_prior_by_their_median() -> None:
     ],
 )
 def test_trials_that_compile_something_else_say_nothing(other: str) -> None:
-    assert expected_s(CompileSettings.parse("scope=full"), 256, [took(other, 1.0)]) == prior("scope=full")
+    assert expected_s(CompileSettings.parse("scope=full"), FACTS, [took(other, 1.0)]) == prior("scope=full")
 
 
 def test_a_cold_trial_also_takes_what_like_ones_had_restored() -> None:
     warm = replace(took("scope=full", 40.0, 6.0), caches=Caches.WARM, cold_equivalent_s=300.0)
     asked = CompileSettings.parse("scope=full,optimizer=fused")
-    assert expected_s(asked, 256, [warm]) == 40.0
-    assert expected_s(asked, 256, [warm], cold=True) == 334.0
-    assert expected_s(asked, 256, [took("scope=full", 330.0, 300.0)], cold=True) == 330.0
+    assert expected_s(asked, FACTS, [warm]) == 40.0
+    assert expected_s(asked, FACTS, [warm], cold=True) == 334.0
+    assert expected_s(asked, FACTS, [took("scope=full", 330.0, 300.0)], cold=True) == 330.0

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from samples import H200
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
@@ -31,7 +32,11 @@ def stages(output: Path, caches: CachePolicy, trial_deadline_s: float = 1200.0, 
     )  # fmt: skip
     sweep_folder.begin(output, config, H200, None)
     return Stages(
-        config=config, output=output, fronts=Fronts(lambda _: [], lambda _: [], lambda _: None), max_length=256, environment=H200
+        config=config,
+        output=output,
+        fronts=Fronts(lambda _: [], lambda _: [], lambda _: None),
+        facts=WorkloadFacts(max_length=256),
+        environment=H200,
     )
 
 

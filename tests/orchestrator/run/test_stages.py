@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from samples import H200
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, WarmStart
@@ -84,7 +85,7 @@ def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> St
         config=config,
         output=output,
         fronts=Fronts(lambda _: KEYS, lambda _: KEYS, lambda _: None),
-        max_length=16,
+        facts=WorkloadFacts(max_length=16),
         environment=H200,
     )
 

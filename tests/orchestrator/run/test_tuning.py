@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_tables import MAX_LENGTH, recorded, settings_of_a_grid, write_sweep
+from recorded_tables import TARGET, recorded, settings_of_a_grid, write_sweep
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.objectives import Aims
@@ -52,7 +52,7 @@ class Log:
 
 
 def searcher(log: Log, **decides: Any) -> ProposingSearcher:
-    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, max_length=MAX_LENGTH)
+    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, TARGET)
     may_start = decides.pop("may_start", lambda setting: True)
     return ProposingSearcher(
         Proposals(proposer, may_start, log, **decides), plan(Path("sweep")), iter(map(str, range(99))).__next__
@@ -119,7 +119,7 @@ def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
 
     folder = write_sweep(tmp_path / "sweep", DONE[:2])
     follow = records.follow(folder)
-    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, max_length=MAX_LENGTH)
+    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, TARGET)
     numbers = iter(map(str, range(99)))
     asking = ProposingSearcher(Proposals(proposer, lambda setting: True, follow.fresh), plan(folder), numbers.__next__)
     with ray_session():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid, write_sweep
+from recorded_tables import TARGET, recorded, rows_of, settings_of_a_grid, write_sweep
 
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -103,7 +103,7 @@ def test_any_figures_have_a_scale(figures: list[float]) -> None:
 def test_a_setting_like_one_under_way_promises_less_news() -> None:
     settings = settings_of_a_grid(40)
     candidates, rows = Candidates(settings), rows_of(recorded(settings))
-    outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+    outlook = Outlook(candidates, AIMS, TARGET)
     for row in list(rows.values())[:8]:
         outlook.tell(row)
     asked = np.arange(8, 40)
@@ -116,7 +116,7 @@ def test_a_setting_like_one_under_way_promises_less_news() -> None:
 def test_the_time_of_a_trial_is_learnt_from_records() -> None:
     settings = settings_of_a_grid(64)
     candidates, rows = Candidates(settings), rows_of(recorded(settings))
-    outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+    outlook = Outlook(candidates, AIMS, TARGET)
     for key in candidates.keys[:32]:
         outlook.tell(rows[key])
     expected = outlook.expected(np.arange(32, 64)).wall_s
@@ -130,7 +130,7 @@ def test_what_was_not_tried_is_known_to_compile_longer_by_its_graphs_and_mode() 
     cheap = ("scope=eager", "scope=regional", "scope=regional,optimizer=fused")
     dear = ("scope=full,mode=max-autotune", "scope=full,dynamic=buckets,buckets=64/128/192/256", "scope=full,dynamic=true")
     candidates = Candidates([CompileSettings.parse(text) for text in (*cheap, *dear)])
-    outlook = Outlook(candidates, Aims.parse(["samples_per_s:max"], ["compile_s<=40"]), max_length=MAX_LENGTH)
+    outlook = Outlook(candidates, Aims.parse(["samples_per_s:max"], ["compile_s<=40"]), TARGET)
     for key, compile_s in zip(candidates.keys, (1.0, 10.0), strict=False):
         figures = {"samples_per_s": 900.0, "compile_s": compile_s, "wall_s": 60.0 + compile_s}
         outlook.tell({"settings_key": key, "status": "ok", **figures})
@@ -143,7 +143,7 @@ def test_what_was_not_tried_is_known_to_compile_longer_by_its_graphs_and_mode() 
 def test_a_constraint_keeps_it_from_what_would_break_it() -> None:
     settings = settings_of_a_grid(64)
     candidates, rows = Candidates(settings), rows_of(recorded(settings))
-    outlook = Outlook(candidates, Aims.parse(["samples_per_s:max"], ["compile_s<=40"]), max_length=MAX_LENGTH)
+    outlook = Outlook(candidates, Aims.parse(["samples_per_s:max"], ["compile_s<=40"]), TARGET)
     for key in candidates.keys[:24]:
         outlook.tell(rows[key])
     gains = outlook.expected(np.arange(24, 64)).gains
@@ -154,7 +154,7 @@ def test_a_constraint_keeps_it_from_what_would_break_it() -> None:
 def test_what_is_left_to_gain_falls_to_nothing_and_its_bound_is_one() -> None:
     settings = settings_of_a_grid(40)
     rows = rows_of(recorded(settings))
-    proposer = GainPerSecond(Candidates(settings), AIMS, max_length=MAX_LENGTH)
+    proposer = GainPerSecond(Candidates(settings), AIMS, TARGET)
     assert proposer.left().by_one == np.inf
     seen = []
     while (setting := proposer.propose()) is not None:
@@ -169,7 +169,7 @@ def test_a_stopped_trial_teaches_by_its_bounds_and_is_no_failure() -> None:
     candidates = Candidates([CompileSettings.parse(f"scope={scope}") for scope in ("regional", "modular", "full")])
 
     def best_gain(record: dict[str, object]) -> float:
-        outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+        outlook = Outlook(candidates, AIMS, TARGET)
         base = {"samples_per_s": 900.0, "compile_s": 10.0, "peak_memory_bytes": 2**34}
         outlook.tell({"settings_key": candidates.keys[0], "status": "ok", "wall_s": 60.0, **base})
         outlook.tell({"settings_key": candidates.keys[1], "wall_s": 60.0, **record})
@@ -184,7 +184,7 @@ def test_a_noisy_result_is_no_failure_and_counts_with_the_low_end_of_its_interva
     candidates = Candidates([CompileSettings.parse(f"scope={scope}") for scope in ("regional", "modular", "full")])
 
     def expected(**record: object) -> tuple[float, float]:
-        outlook = Outlook(candidates, AIMS, max_length=MAX_LENGTH)
+        outlook = Outlook(candidates, AIMS, TARGET)
         base = {"compile_s": 10.0, "peak_memory_bytes": 2**34, "wall_s": 60.0}
         outlook.tell({"settings_key": candidates.keys[0], "status": "ok", "samples_per_s": 900.0, **base})
         outlook.tell({"settings_key": candidates.keys[1], "status": "ok", **base, **record})
@@ -223,7 +223,7 @@ def test_the_time_of_a_proposal_stays_flat_over_thousands_of_trials() -> None:
         s.key: {**row, "settings_key": s.key}
         for s, row in zip(settings, (r for r in like.values() for _ in range(20)), strict=True)
     }
-    proposer = GainPerSecond(Candidates(settings), AIMS, max_length=MAX_LENGTH)
+    proposer = GainPerSecond(Candidates(settings), AIMS, TARGET)
     took = []
     for _ in range(2000):
         began = time.process_time()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from samples import REPOSITORY
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
@@ -58,7 +59,7 @@ def row(setting: CompileSettings, gains: Mapping[str, float], broken: str | None
 
 
 def search(prior: Prior, **options: Any) -> LeverSearch:
-    return LeverSearch(Candidates(SETTINGS), SPEED, max_length=1, prior=prior, **options)
+    return LeverSearch(Candidates(SETTINGS), SPEED, WorkloadFacts(max_length=1), prior=prior, **options)
 
 
 def run(searching: LeverSearch, gains: Mapping[str, float], broken: str | None = None) -> list[Step]:
@@ -142,7 +143,9 @@ def test_fewer_tokens_are_worth_more_before_any_trial_has_shown_it() -> None:
     settings = [CompileSettings.parse(f"scope=eager,padding={padding}") for padding in ("max", "longest")]
     settings += [CompileSettings.parse(f"scope=full,dynamic={dynamic}") for dynamic in ("static", "mark")]
     tokens = {"max": 256.0, "longest": 64.0}
-    searching = LeverSearch(Candidates(settings), SPEED, max_length=256, tokens=lambda setting: tokens[str(setting.padding)])
+    searching = LeverSearch(
+        Candidates(settings), SPEED, WorkloadFacts(max_length=256), tokens=lambda setting: tokens[str(setting.padding)]
+    )
     searching.tell(row(settings[0], {}))
     step = searching.next_step()
     assert step is not None
@@ -174,9 +177,9 @@ def test_recorded_sweeps_are_replayed_with_a_prior_that_has_not_seen_them(table:
     searching = LeverSearch(
         recorded.candidates,
         SPEED,
-        max_length=recorded.max_length,
+        recorded.facts,
         prior=prior,
-        tokens=lambda setting: lengths.get((setting.padding, setting.group_window), recorded.max_length),
+        tokens=lambda setting: lengths.get((setting.padding, setting.group_window), recorded.facts.max_length),
     )
     best = max(one["samples_per_s"] for one in recorded.rows.values() if SPEED.is_usable(one))
     spent, found = 0.0, 0.0

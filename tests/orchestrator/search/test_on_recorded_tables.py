@@ -33,10 +33,10 @@ def test_a_search_needs_less_than_a_quarter_of_the_grid_and_than_chance(ground: 
 
 def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     table = ground.table
-    guessed_s = Outlook(table.candidates, Aims.parse(), max_length=table.max_length).guessed_s
+    guessed_s = Outlook(table.candidates, Aims.parse(), table.facts).guessed_s
 
     def off_by() -> float:
-        outlook = Outlook(table.candidates, Aims.parse(), max_length=table.max_length)
+        outlook = Outlook(table.candidates, Aims.parse(), table.facts)
         six = list(designed(table.candidates, guessed_s))
         for place in six:
             outlook.tell(table.rows[table.candidates.keys[place]])
@@ -45,7 +45,7 @@ def test_six_trials_tell_what_others_will_take_because_there_is_a_guess(ground: 
         return float(np.exp(np.sqrt(np.mean(np.log(outlook.expected(others).wall_s / took) ** 2))))
 
     with_guess = off_by()
-    monkeypatch.setattr(predictions, "guessed_compile_s", lambda setting, *lengths: 1e-9)
+    monkeypatch.setattr(predictions, "guessed_compile_s", lambda setting, facts: 1e-9)
     assert with_guess < 1.8
     assert with_guess < 0.9 * off_by()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import optuna
 import pytest
-from recorded_tables import MAX_LENGTH, recorded, rows_of, settings_of_a_grid
+from recorded_tables import TARGET, recorded, rows_of, settings_of_a_grid
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims
@@ -31,7 +31,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         pytest.importorskip("scipy")
 
     def made(seed: int = 0, settings: list[CompileSettings] = SETTINGS) -> Proposer:
-        return make_proposer(request.param, Candidates(settings), AIMS, max_length=MAX_LENGTH, seed=seed)
+        return make_proposer(request.param, Candidates(settings), AIMS, TARGET, seed=seed)
 
     return made
 
@@ -86,15 +86,12 @@ def test_one_candidate_is_a_search_too(make: Make) -> None:
 
 @pytest.mark.parametrize("searcher", [Searcher.RANDOM, Searcher.TPE, Searcher.NSGA2, Searcher.GAIN])
 def test_another_seed_searches_otherwise(searcher: Searcher) -> None:
-    orders = {
-        tuple(searched(make_proposer(searcher, Candidates(SETTINGS), AIMS, max_length=MAX_LENGTH, seed=seed)))
-        for seed in range(4)
-    }
+    orders = {tuple(searched(make_proposer(searcher, Candidates(SETTINGS), AIMS, TARGET, seed=seed))) for seed in range(4)}
     assert len(orders) > 1
 
 
 def test_a_grid_keeps_the_order_of_its_candidates() -> None:
-    assert searched(make_proposer(Searcher.GRID, Candidates(SETTINGS), AIMS, max_length=MAX_LENGTH)) == list(ROWS)
+    assert searched(make_proposer(Searcher.GRID, Candidates(SETTINGS), AIMS, TARGET)) == list(ROWS)
 
 
 def test_a_region_that_runs_out_of_memory_is_left_alone() -> None:
@@ -105,7 +102,7 @@ def test_a_region_that_runs_out_of_memory_is_left_alone() -> None:
             rows[key] = {**row, "status": "infeasible", "label": "out-of-memory", "samples_per_s": None, "compile_s": None}
     proposed: list[Any] = []
     for seed in range(5):
-        proposer = make_proposer(Searcher.GAIN, Candidates(settings), Aims.parse(), max_length=MAX_LENGTH, seed=seed)
+        proposer = make_proposer(Searcher.GAIN, Candidates(settings), Aims.parse(), TARGET, seed=seed)
         for _ in range(28):
             setting = proposer.propose()
             assert setting is not None

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search import Candidates
 from orchestrator.search.pruning import Patience, Pruning, Sighting, Stop, replayed
 
 GIB = 2**30
-MAX_LENGTH = 256
+FACTS = WorkloadFacts(max_length=256)
 AIMS = Aims.parse()
 TWO = Aims.parse(["samples_per_s:max", "compile_s:min"])
 
@@ -69,7 +70,7 @@ CANDIDATES = Candidates(
 
 
 def pruning(rows: Sequence[dict[str, Any]], aims: Aims = AIMS, **patience: Any) -> Pruning:
-    found = Pruning(CANDIDATES, aims, max_length=MAX_LENGTH, patience=Patience(**{"least_gain": 0.01, **patience}))
+    found = Pruning(CANDIDATES, aims, FACTS, patience=Patience(**{"least_gain": 0.01, **patience}))
     for told in rows:
         found.tell(told)
     return found
@@ -221,7 +222,7 @@ REPLAYED = [EAGER, REGIONAL, FULL, row("scope=full", 700, 90, 20)]
 
 
 def test_a_replayed_trial_costs_what_it_took_until_it_was_stopped() -> None:
-    prune = replayed(CANDIDATES, AIMS, max_length=MAX_LENGTH)
+    prune = replayed(CANDIDATES, AIMS, FACTS)
     assert [prune(one, REPLAYED[:number]) for number, one in enumerate(REPLAYED[:3])] == [None] * 3
     found = prune(REPLAYED[3], REPLAYED[:3])
     assert found is not None
@@ -233,7 +234,7 @@ def test_a_replayed_trial_costs_what_it_took_until_it_was_stopped() -> None:
 
 
 def test_a_replayed_compile_stops_when_its_constraint_breaks_endless_ones_included() -> None:
-    prune = replayed(CANDIDATES, Aims.parse((), ["compile_s<=50"]), max_length=MAX_LENGTH)
+    prune = replayed(CANDIDATES, Aims.parse((), ["compile_s<=50"]), FACTS)
     found = prune(FULL, [EAGER])
     assert found is not None
     assert found["phase"] == "warming-up"
@@ -248,7 +249,7 @@ def test_a_replayed_compile_stops_when_its_constraint_breaks_endless_ones_includ
 
 
 def test_a_new_replay_begins_with_nothing_learnt() -> None:
-    prune = replayed(CANDIDATES, AIMS, max_length=MAX_LENGTH)
+    prune = replayed(CANDIDATES, AIMS, FACTS)
     assert prune(REPLAYED[3], REPLAYED[:3]) is not None
     assert prune(REPLAYED[3], []) is None
     assert prune(REPLAYED[3], [EAGER]) is None

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
@@ -52,7 +53,7 @@ def search(
         workers_per_trial=workers,
         search=SearchConfig(**{"searcher": Searcher.GRID, **fields}),
     )
-    return Search(config, folder, 64, learned or Learned(), lambda setting: expected_s, lambda: False)
+    return Search(config, folder, WorkloadFacts(max_length=64), learned or Learned(), lambda setting: expected_s, lambda: False)
 
 
 def step(asked: Search, folder: Path, samples_per_s: float | None, **fields: Any) -> None:
