@@ -224,14 +224,7 @@ def words_of(arguments: Sequence[str] | None) -> Sequence[str]:
 
 
 def run_with(options: type[Options], command: Callable[[Options], int], prog: str, arguments: Sequence[str] | None) -> int:
-    """Parses the options of a command and runs it, as `run` does.
-
-    Args:
-        options: A dataclass, as `parse` takes it.
-        command: Function of the command; returns the exit code.
-        prog: Name of the program.
-        arguments: Words of the command line; by default this process's.
-    """
+    """Parses the options of a command and runs it, as `run` does."""
     return run(lambda: command(parse(options, prog, words_of(arguments))))
 
 

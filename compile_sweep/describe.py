@@ -35,10 +35,6 @@ _SHOWN = 3
 def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
     """Returns what a plan must know about a workload.
 
-    Args:
-        workload: The workload, in the size to plan for.
-        folder: The folder that holds its module.
-
     Raises:
         WorkloadError: The workload's own code failed.
     """

@@ -32,12 +32,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code, unless the script ends the process with its own.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code, unless the script ends the process with its own."""
     words = list(command_line.words_of(arguments))
     prepared: list[tuple[ScriptJob, Applier, str]] = []
 

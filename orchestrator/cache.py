@@ -121,12 +121,7 @@ class ExplainOptions(Place):
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code."""
     return command_line.run(lambda: _dispatch(prog, command_line.words_of(arguments)))
 
 

@@ -94,12 +94,7 @@ class Tried:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0 if every scope works under some strategy for lengths, else 1.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code: 0 if every scope works under some strategy for lengths, else 1."""
     own, arguments = split_arguments(command_line.words_of(arguments))
     return command_line.run(lambda: _check(command_line.parse(Options, prog, _without_flag(own)), arguments))
 

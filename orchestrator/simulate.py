@@ -66,10 +66,6 @@ class Replay:
 class Ground:
     """A table with objectives and constraints: its front, and the reference point of hypervolumes.
 
-    Args:
-        table: The recorded table.
-        aims: The objectives and constraints.
-
     Raises:
         ConfigError: No record of the table is usable, or none took any time.
     """

@@ -51,12 +51,7 @@ PROG = "python -m orchestrator.sweep"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code."""
     find_own_packages("analysis")
 
     def swept() -> int:

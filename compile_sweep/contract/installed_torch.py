@@ -22,12 +22,7 @@ ANY = "any"
 
 
 def private(module: str, name: str) -> Any:
-    """Returns a private name of torch; None if the installed torch lacks it, so that what depends on it is left out, not broken.
-
-    Args:
-        module: Dotted name of the module.
-        name: Name of a class, function or object in it.
-    """
+    """Returns a private name of torch; None if the installed torch lacks it, so that what depends on it is left out."""
     try:
         return getattr(import_module(module), name, None)
     except ImportError:

@@ -42,12 +42,6 @@ def make_optimizer(
 ) -> Any:
     """Makes the optimizer that a user's function makes.
 
-    Args:
-        make: The function.
-        model: The user's model.
-        parameters: What is trained, by name in the user's model.
-        kind: What the settings ask for.
-
     Raises:
         SettingsError: the settings ask for a fused optimizer, and it has no such option.
         WorkloadError: the function fails, or makes no optimizer that steps without a closure.

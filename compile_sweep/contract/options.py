@@ -21,11 +21,6 @@ def default_options(options: Mapping[str, Option]) -> dict[str, Scalar]:
 def check_options(workload: str, options: Mapping[str, Option], settings: CompileSettings) -> None:
     """Checks that the workload has the options in the settings.
 
-    Args:
-        workload: Name of the workload, for the message.
-        options: The workload's options.
-        settings: The settings under test.
-
     Raises:
         SettingsError: There is an unknown option, or a value that it does not accept.
     """
@@ -61,10 +56,6 @@ def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping
 
 def for_real_lengths(settings: CompileSettings, why: str) -> CompileSettings:
     """Returns the settings adapted to batches that are not padded.
-
-    Args:
-        settings: Settings for padded batches.
-        why: Why batches are not padded.
 
     Raises:
         SettingsError: The settings need batches of few lengths.

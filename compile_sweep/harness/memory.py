@@ -76,12 +76,7 @@ def private_pools(segments: Sequence[Mapping[str, Any]], device_index: int) -> P
 
 
 def has_room(peak_bytes: int, device: torch.device) -> bool:
-    """Tells whether an eager model, its optimizer and its activations fit in the remaining memory; always true for CPUs.
-
-    Args:
-        peak_bytes: Peak memory of the compiled steps.
-        device: The device to look at.
-    """
+    """Tells whether an eager model, its optimizer and its activations fit in the remaining memory; always true for CPUs."""
     if device.type != "cuda":
         return True
     pools = private_pools(torch.cuda.memory_snapshot(), _index(device))

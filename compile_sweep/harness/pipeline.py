@@ -59,15 +59,6 @@ def real_passes(
 
     The untimed pass consumes what the loader had ready before the first step; otherwise a slow loader would seem fast enough.
 
-    Args:
-        step: Trains on a batch.
-        workload: The workload with the loader.
-        policy: How to batch and pad.
-        steps: Number of steps per pass.
-        passes: Number of passes to time.
-        rank: This worker's rank.
-        device: The device that the steps run on.
-
     Raises:
         WorkloadError: The workload has no loader, or an empty one.
     """

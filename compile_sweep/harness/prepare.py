@@ -148,11 +148,7 @@ class Prepared:
         return replace(self, settings=settings, policy=policy)
 
     def compiling(self, modules: Sequence[str]) -> Prepared:
-        """Returns the same settings with only these modules compiled, one by one, and all others eager.
-
-        Args:
-            modules: Dotted names.
-        """
+        """Returns the same settings with only these modules compiled, one by one, and all others eager."""
         prepared = self.with_settings(replace(self.settings, scope=Scope.MODULAR, parts=None))
         prepared._modules = {name: {} for name in modules}
         return prepared

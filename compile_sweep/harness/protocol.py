@@ -57,11 +57,7 @@ class Protocol:
 
 
 def together(measured: Measurement) -> Measurement:
-    """Returns the group's measurement in every worker; all workers must call this.
-
-    Args:
-        measured: This worker's measurement, with its own rates.
-    """
+    """Returns the group's measurement in every worker; all workers must call this."""
     return combined(by_rank(measured))
 
 

@@ -52,12 +52,6 @@ def restart(
 ) -> Start:
     """Starts one setting in this process, which should be fresh.
 
-    Args:
-        prepared: The setting, on its workload.
-        rank: This worker's rank; with several workers, the default process group must exist.
-        protocol: How long to warm up.
-        on_phase: Called when a phase begins.
-
     Raises:
         SettingsError: The model has nothing that the settings compile.
     """

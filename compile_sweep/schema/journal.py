@@ -169,11 +169,6 @@ def sync_folder(folder: Path) -> None:
 def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
     """Reads every record of the log, in order; empty if there is no log yet.
 
-    Args:
-        path: The log.
-        parse: Converts a line to a record.
-        what: What a line is, for error messages.
-
     Raises:
         RecordsError: The log cannot be read, or a line is not a whole record; the message names the line and says that those
             before it are intact.

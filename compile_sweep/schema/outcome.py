@@ -201,10 +201,6 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
 
     Reasons why a setting is unusable come before reasons why its figure is uncertain. Noise alone is not a reason: the record's
     interval says how uncertain its figure is, and fronts go by the interval's worse end.
-
-    Args:
-        measurement: `Measurement.to_dict()`.
-        claims_cudagraphs: Whether the settings say that CUDA graphs are used.
     """
     numerics = measurement["numerics"]
     if numerics["status"] != "ok":

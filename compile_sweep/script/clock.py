@@ -47,11 +47,7 @@ class _Open:
 
 
 class StepClock:
-    """Marks steps as they end.
-
-    Args:
-        device: The device that the script trains on.
-    """
+    """Marks steps as they end."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -48,12 +48,7 @@ def accelerate_plugin(settings: CompileSettings) -> str | None:
 
 
 def equivalents(settings: CompileSettings, script: str) -> Iterator[tuple[str, str]]:
-    """Yields equivalents of the settings in the libraries that a script trains with: where to write it, and what.
-
-    Args:
-        settings: The settings.
-        script: Text of the script, in lower case.
-    """
+    """Yields equivalents of the settings in the libraries that a script trains with: where to write it, and what."""
     if "trainingarguments" in script and (words := training_arguments(settings)):
         yield "TrainingArguments", words
     if "accelerator(" in script and (words := accelerate_plugin(settings)):

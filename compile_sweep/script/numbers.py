@@ -40,12 +40,7 @@ class _Blocks:
 
 
 class StepRecorder(Recorder):
-    """Records the steps of a script as it runs them.
-
-    Args:
-        targets: What it trains.
-        steps: Number of steps to record.
-    """
+    """Records the steps of a script as it runs them."""
 
     def __init__(self, targets: Sequence[Target], *, steps: int) -> None:
         modules = {target.name.replace(".", "_"): target.module for target in targets}

@@ -80,11 +80,7 @@ class Sharing:
     """A sentence for each thing that failed."""
 
     def restore(self, seconds_left: float) -> None:
-        """Restores artifacts that may help, if the trial starts with any. Call it before anything is compiled.
-
-        Args:
-            seconds_left: Seconds that the trial has left.
-        """
+        """Restores artifacts that may help, if the trial starts with any. Call it before anything is compiled."""
         if not (self.assignment.compiles and self._has_store):
             return
         began = time.perf_counter()
@@ -138,11 +134,7 @@ class Sharing:
         self._use, self._bundle = CacheUsage.from_dict(use), bundle
 
     def publish(self, seconds_left: float) -> dict[str, Any]:
-        """Publishes what this process made, if it has rank 0; returns figures for the record.
-
-        Args:
-            seconds_left: Seconds that the trial has left.
-        """
+        """Publishes what this process made, if it has rank 0; returns figures for the record."""
         if self.rank != 0 or not self._facts:
             return {}
         began = time.perf_counter()

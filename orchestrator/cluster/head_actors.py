@@ -33,11 +33,6 @@ ActorClass = TypeVar("ActorClass")
 def start_actor(kind: type[ActorClass], name: str, *arguments: object) -> Iterator[ActorHandle[ActorClass]]:
     """Runs an actor on the head while the block lasts. If it dies, Ray restarts it with empty state and repeats pending calls.
 
-    Args:
-        kind: The actor's class.
-        name: The name that `find_actor` takes.
-        arguments: Arguments of the class.
-
     Raises:
         ActorAlreadyExistsError: The cluster already has an actor of this name.
     """

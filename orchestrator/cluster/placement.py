@@ -71,14 +71,7 @@ def cpus_per_worker(config: SweepConfig, cores: int) -> float:
 
 
 def worker_resources(placement: Placement, num_workers: int, *, use_gpu: bool, cpus: float) -> dict[str, float]:
-    """Returns the resources that each worker of a trial claims from Ray.
-
-    Args:
-        placement: The sweep's placement.
-        num_workers: Number of workers of the trial.
-        use_gpu: Whether each worker has a GPU to itself.
-        cpus: Result of `cpus_per_worker`.
-    """
+    """Returns the resources that each worker of a trial claims from Ray."""
     gpu = {"GPU": 1.0} if use_gpu else {}
     share = math.floor(1e4 / num_workers) / 1e4  # Ray counts in ten-thousandths, and the sum must not exceed one
     return {"CPU": cpus, **gpu, **({HOST_RESOURCE: share} if placement is Placement.SPREAD else {})}
@@ -211,13 +204,7 @@ def start_placement_actor() -> Iterator[None]:
 
 
 def host_label(trial_id: str, claimed: Resources, num_workers: int) -> dict[str, str] | None:
-    """Returns the node label by which a trial's workers find their host; None if Ray decides.
-
-    Args:
-        trial_id: The trial.
-        claimed: Resources that each worker claims.
-        num_workers: Number of workers of the trial.
-    """
+    """Returns the node label by which a trial's workers find their host; None if Ray decides."""
     together = {name: num_workers * amount for name, amount in claimed.items()}
     with suppress(RayError, ValueError):  # without the actor, trials still run, only on more hosts
         asked: Any = _find_placement_actor().choose.remote(trial_id, together)

@@ -55,9 +55,6 @@ class LogActor:
     """Writes logs that workers on other hosts send. `start_log_actor` starts it; if its process dies, Ray restarts it empty.
 
     The size of the file says how much of a log the head has, because the file outlives the process.
-
-    Args:
-        folder: The sweep's folder.
     """
 
     def __init__(self, folder: str) -> None:

@@ -67,10 +67,6 @@ class Describer:
     def ask(self, what: str, **about: Any) -> Any:
         """Returns the answer to a question of `compile_sweep.describe.answer`.
 
-        Args:
-            what: The question's `ask`.
-            about: The question's other fields.
-
         Raises:
             WorkloadError: There is no such workload, its own code failed, or it ended the process.
             SettingsError: The settings do not fit the workload.

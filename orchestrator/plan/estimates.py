@@ -131,12 +131,7 @@ def _not_compiled_s(record: TrialRecord) -> float:
 
 
 def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
-    """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three.
-
-    Args:
-        settings: Settings to compile.
-        facts: Facts about the workload.
-    """
+    """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three."""
     of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
     if settings.scope is Scope.REGIONAL:
         of_one *= _USUAL_REGIONAL_SHARE if facts.regional_share is None else facts.regional_share
@@ -148,21 +143,12 @@ def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
 
 
 def rest_s(done: Iterable[tuple[float | None, float]]) -> float:
-    """Returns the seconds of a trial without compiling: the median of trials that compiled to the end, or a typical value.
-
-    Args:
-        done: Compile seconds and wall seconds of trials.
-    """
+    """Returns the seconds of a trial without compiling: the median of trials that compiled to the end, or a typical value."""
     rests = [wall_s - compile_s for compile_s, wall_s in done if compile_s is not None and wall_s > compile_s]
     return statistics.median(rests) if rests else _OVERHEAD_S
 
 
 def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]) -> float:
-    """Estimates the seconds of a start from artifacts.
-
-    Args:
-        settings: Settings to start.
-        done: Records of the same sweep, including this setting's.
-    """
+    """Estimates the seconds of a start from artifacts."""
     compiling = [record.compile_s for record in done if record.settings_key == settings.key and record.compile_s is not None]
     return _OVERHEAD_S + _WARM_SHARE * max(compiling, default=guessed_compile_s(settings, WorkloadFacts(max_length=1)))

@@ -93,13 +93,6 @@ def _recipe(config: SweepConfig, run: Run) -> str:
 def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, environment: Environment, output: Path) -> SweepConfig:
     """Fills in everything except what the workload decides, so that the configuration means the same in any folder.
 
-    Args:
-        config: The configuration from the command line.
-        run: The command line's other options.
-        before: Configuration of the sweep that is resumed, if any.
-        environment: This host's environment.
-        output: The sweep's folder.
-
     Raises:
         ConfigError, SettingsError: An option does not work here, whatever the workload.
     """
@@ -133,12 +126,6 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
 def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, target: Target) -> SweepConfig:
     """Adds the workload's size and the settings to try to what `resolve` returned.
 
-    Args:
-        config: Result of `resolve`.
-        run: The command line's other options.
-        before: Configuration of the sweep that is resumed, if any.
-        target: What settings must fit.
-
     Raises:
         ConfigError, SettingsError: No setting is left to try, or something does not fit the workload.
     """
@@ -162,11 +149,6 @@ def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, 
 
 def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None) -> float | None:
     """Returns the seconds that the sweep may take.
-
-    Args:
-        config: The configuration from the command line.
-        device: The device that trials train on.
-        other_recipe: The recipe, if it is not auto.
 
     Raises:
         ConfigError: An effort is given together with an option that contradicts it.
@@ -250,11 +232,6 @@ def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: T
 
 def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) -> None:
     """Refuses settings that are wrong for any workload; `given` checks whether the others can be tried.
-
-    Args:
-        option: Name of the command-line option.
-        spelled: The settings as given in the option.
-        vary: Value of `--vary`.
 
     Raises:
         ConfigError: A setting has an unknown field or value, or cannot work.

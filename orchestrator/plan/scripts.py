@@ -168,13 +168,7 @@ def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
 
 
 def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int = 1) -> dict[str, str]:
-    """Returns commands that train a script with a setting, by description: ours, and equivalents in the script's libraries.
-
-    Args:
-        job: The script.
-        settings_key: Key of the setting.
-        num_workers: Number of workers that its trials had.
-    """
+    """Returns commands that train a script with a setting, by description: ours, and equivalents in the script's libraries."""
     launcher = ["python"] if num_workers == 1 else ["torchrun", "--nproc-per-node", str(num_workers)]
     arguments = job.under(CompileSettings.parse(settings_key)).arguments
     words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.given, *arguments]

@@ -158,12 +158,7 @@ def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterab
 
 
 def padded_length(setting: CompileSettings, facts: WorkloadFacts) -> float:
-    """Returns the mean length that batches are padded to, in tokens; the longest if lengths are not known.
-
-    Args:
-        setting: Decides padding and batches.
-        facts: Facts about the workload.
-    """
+    """Returns the mean length that batches are padded to, in tokens; the longest if lengths are not known."""
     if facts.has_one_shape or facts.is_script:
         return 1.0
     policy = setting.shape_policy(facts.max_length, facts.min_length)  # without padding, use that of pad_multiple=1
@@ -207,12 +202,7 @@ def _with_buckets(candidate: Candidate, target: Target) -> Candidate:
 
 
 def varied(candidates: Iterable[Candidate], axes: Mapping[str, Sequence[Any]]) -> Iterator[Candidate]:
-    """Yields each candidate with every combination of the axes' values in place of its own.
-
-    Args:
-        candidates: Fields of settings.
-        axes: Values to try, by field.
-    """
+    """Yields each candidate with every combination of the axes' values in place of its own."""
     for candidate in candidates:
         for values in product(*axes.values()):
             yield {**candidate, **dict(zip(axes, values, strict=True))}

@@ -29,13 +29,7 @@ Watch = Callable[[Progress], None]
 
 
 class LocalRunner:
-    """A runner without Ray: one trial at a time, with one worker, on this host.
-
-    Args:
-        config: The sweep's configuration.
-        output: The sweep's folder.
-        tracking: Trackers that trials are logged to.
-    """
+    """A runner without Ray: one trial at a time, with one worker, on this host."""
 
     def __init__(self, config: SweepConfig, output: Path, tracking: Tracking) -> None:
         self._config, self._output, self._tracking = config, output, tracking
@@ -160,12 +154,7 @@ def attempt_alone(
 
 
 def server_alone(workload: str, *, use_gpu: bool) -> Servers:
-    """Starts the fork server of an attempt outside any sweep before its setting is known, because imports take seconds.
-
-    Args:
-        workload: A built-in workload's name, or `package.module:Class`.
-        use_gpu: Whether to train on a GPU.
-    """
+    """Starts the fork server of an attempt outside any sweep before its setting is known, because imports take seconds."""
     servers = Servers(imports_workload=False)
     plan = plan_alone(Path(), workload, "", 0, use_gpu=use_gpu, compile_deadline_s=0.0, trial_deadline_s=0.0)
     servers.server_for(plan, environment_at_import(Assignment(plan=plan, trial_id="alone", settings=CompileSettings())))
@@ -173,16 +162,7 @@ def server_alone(workload: str, *, use_gpu: bool) -> Servers:
 
 
 def plan_alone(folder: Path, workload: str, size: str, seed: int, *, use_gpu: bool, **own: Any) -> TrialPlan:
-    """Returns the plan of an attempt outside any sweep: one worker, resident batches, no artifacts.
-
-    Args:
-        folder: Where the log goes.
-        workload: A built-in workload's name, or `package.module:Class`.
-        size: One of the workload's sizes.
-        seed: Seed for weights and data.
-        use_gpu: Whether to train on a GPU.
-        own: Further fields of `TrialPlan`.
-    """
+    """Returns the plan of an attempt outside any sweep: one worker, resident batches, no artifacts."""
     return TrialPlan(
         folder=str(folder),
         workload=workload,

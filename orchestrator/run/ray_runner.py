@@ -19,14 +19,7 @@ _PROGRESS_TIMEOUT_S = 0.5
 
 
 class RayRunner:
-    """The runner on Ray. Imports Ray only in `session`, because Ray reads the environment on import.
-
-    Args:
-        config: The sweep's configuration.
-        environment: The head's environment.
-        output: The sweep's folder.
-        tracking: Trackers that trials are logged to.
-    """
+    """The runner on Ray. Imports Ray only in `session`, because Ray reads the environment on import."""
 
     def __init__(self, config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> None:
         self._config, self._environment, self._output, self._tracking = config, environment, output, tracking

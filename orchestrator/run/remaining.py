@@ -23,12 +23,7 @@ def counts(config: SweepConfig, record: TrialRecord) -> bool:
 
 
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
-    """Returns the settings without a record that counts, in order.
-
-    Args:
-        config: The sweep's configuration.
-        done: The sweep's records.
-    """
+    """Returns the settings without a record that counts, in order."""
     recorded = {record.settings_key for record in done if counts(config, record)}
     return [setting for setting in config.settings if setting.key not in recorded]
 
@@ -104,12 +99,7 @@ def _was_repeated(record: TrialRecord, done: Sequence[TrialRecord]) -> bool:
 
 
 def rounds(find: Callable[[], Sequence[CompileSettings]], at_most: int) -> Iterator[list[CompileSettings]]:
-    """Yields the settings to run, round by round: a front changes when its members' compile times do. No setting runs twice.
-
-    Args:
-        find: Returns the settings to run, given the records at the time of the call.
-        at_most: Maximum number of rounds.
-    """
+    """Yields the settings to run, round by round: a front changes when its members' compile times do. No setting runs twice."""
     run: set[str] = set()
     for _ in range(at_most):
         settings = [setting for setting in find() if setting.key not in run]

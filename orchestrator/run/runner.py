@@ -92,14 +92,7 @@ class Runner(Protocol):
 
 
 def make_runner(config: SweepConfig, environment: Environment, output: Path, tracking: Tracking) -> Runner:
-    """Makes the runner that a configuration names.
-
-    Args:
-        config: The sweep's configuration.
-        environment: The head's environment.
-        output: The sweep's folder.
-        tracking: Trackers that trials are logged to.
-    """
+    """Makes the runner that a configuration names."""
     if config.runner is RunnerKind.LOCAL:
         from orchestrator.run.local_runner import LocalRunner
 

@@ -165,12 +165,7 @@ class Stages:
         return search
 
     def run(self, console: Console, search: Search | None = None) -> bool:
-        """Runs all stages as far as the budgets allow; returns whether a person stopped them.
-
-        Args:
-            console: Where to print.
-            search: The result of `search`.
-        """
+        """Runs all stages as far as the budgets allow; returns whether a person stopped them."""
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
         def fits(stage: Stage, setting: CompileSettings) -> bool:

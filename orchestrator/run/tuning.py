@@ -89,11 +89,7 @@ _PROGRESS_TIMEOUT_S = 30.0
 
 
 class DeadTrials(Callback):
-    """Records trials whose own process died, and frees placement groups that nothing else frees.
-
-    Args:
-        folder: The sweep's folder.
-    """
+    """Records trials whose own process died, and frees placement groups that nothing else frees."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -186,11 +182,7 @@ def _placement_groups() -> Sequence[Any]:
 
 
 class StopTrials(Callback):
-    """Requests that trials stop when continuing is not worth it; a trial's worker polls for the request.
-
-    Args:
-        decisions: Decides which trials to stop.
-    """
+    """Requests that trials stop when continuing is not worth it; a trial's worker polls for the request."""
 
     def __init__(self, decisions: EarlyStopping) -> None:
         self._decisions = decisions
@@ -212,11 +204,7 @@ class StopTrials(Callback):
 
 
 class LogTrials(Callback):
-    """Logs every trial once it has ended, for whatever reason. Must come after the callback that records dead trials.
-
-    Args:
-        tracking: Trackers to log to.
-    """
+    """Logs every trial once it has ended, for whatever reason. Must come after the callback that records dead trials."""
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking

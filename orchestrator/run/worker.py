@@ -154,12 +154,7 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
 
 @contextmanager
 def own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...]]:
-    """Binds this process to a share of the host's cores, and holds the share while the block lasts.
-
-    Args:
-        num_shares: Number of shares that the cores are divided into.
-        preferred: The share to take, if any.
-    """
+    """Binds this process to a share of the host's cores, and holds the share while the block lasts."""
     with cores.hold_slot(num_shares, preferred) as slot:
         cpus = cores.cpu_share(slot, num_shares)
         cores.bind_process(cpus)

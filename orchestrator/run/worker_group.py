@@ -148,18 +148,7 @@ def make_trainer(
     variables: Mapping[str, str] | None = None,
     label_selector: Mapping[str, str] | None = None,
 ) -> Any:
-    """Makes a worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs.
-
-    Args:
-        plan: Plan of the group's trials.
-        loop: What each worker runs.
-        loop_config: Argument of `loop`.
-        backend: Connects the workers.
-        name: Name of the run.
-        storage: Folder for Ray Train's state.
-        variables: Environment variables of the workers.
-        label_selector: The host that they must be on, if any.
-    """
+    """Makes a worker group's trainer. Untyped, because `ray.train` is typed as V1 and is V2 when it runs."""
     run_config: Any = RunConfig
     failure_config: Any = FailureConfig
     trainer: Any = _LocalTrainer if plan.head is None else DataParallelTrainer

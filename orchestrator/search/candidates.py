@@ -70,11 +70,7 @@ class Candidates:
 
 
 class Untried:
-    """Tracks which candidates were neither proposed nor recorded.
-
-    Args:
-        candidates: All candidates.
-    """
+    """Tracks which candidates were neither proposed nor recorded."""
 
     def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates

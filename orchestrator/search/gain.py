@@ -98,15 +98,7 @@ _MOST_ASKED = 300
 
 
 class GainPerSecond:
-    """Begins with a designed set, then maximizes expected hypervolume gain per expected second.
-
-    Args:
-        candidates: What may be proposed.
-        aims: The objectives and constraints.
-        facts: Facts about the workload.
-        seed: Seed for breaking ties.
-        known_good: Settings from elsewhere to begin with.
-    """
+    """Begins with a designed set, then maximizes expected hypervolume gain per expected second."""
 
     def __init__(
         self,

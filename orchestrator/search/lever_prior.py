@@ -119,12 +119,7 @@ class Prior:
         return Prior(every, "cuda" if has_gpu else "cpu")
 
     def of(self, lever: Lever, *, compiled: bool) -> Expectation:
-        """Returns what a lever is expected to be worth.
-
-        Args:
-            lever: The lever.
-            compiled: Whether it is pulled on compiled settings.
-        """
+        """Returns what a lever is expected to be worth."""
         name = str(kind_of(lever))
         found = self._gains.get((name, compiled)) or []
         tried = sum(gain.pairs + gain.failed for gain in found)

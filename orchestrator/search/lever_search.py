@@ -83,13 +83,7 @@ class _Took(NamedTuple):
 
 
 class LeverModel:
-    """Models what settings are worth by the levers they pull.
-
-    Args:
-        candidates: The settings.
-        prior: What levers gained elsewhere.
-        tokens: Mean number of tokens that batches are padded to under a setting.
-    """
+    """Models what settings are worth by the levers they pull."""
 
     def __init__(self, candidates: Candidates, prior: Prior, tokens: Callable[[CompileSettings], float]) -> None:
         every = [levers_of(setting) for setting in candidates.settings]

@@ -73,13 +73,7 @@ class _Result:
 
 
 class Outlook:
-    """Learns from records and predicts, for any proposer.
-
-    Args:
-        candidates: Settings that predictions will be made for.
-        aims: The objectives and constraints.
-        facts: Facts about the workload.
-    """
+    """Learns from records and predicts, for any proposer."""
 
     def __init__(self, candidates: Candidates, aims: Aims, facts: WorkloadFacts) -> None:
         self._candidates = candidates
@@ -127,11 +121,7 @@ class Outlook:
             self._forget()
 
     def expected(self, asked: Indices) -> Expected:
-        """Predicts what candidates would gain and how long they would take.
-
-        Args:
-            asked: Indices of the candidates.
-        """
+        """Predicts what candidates would gain and how long they would take."""
         candidates = self._candidates.codes[asked]
         results = list(self._results.values())
         if not results:
@@ -176,11 +166,7 @@ class Outlook:
         return Expected(works * cells.expected_gains(losses, _WEIGHTS), wall_s, cells.volume())
 
     def left(self, untried: Indices) -> Left:
-        """Returns what candidates are expected to add to the hypervolume.
-
-        Args:
-            untried: Indices of the candidates.
-        """
+        """Returns what candidates are expected to add to the hypervolume."""
         if not len(untried):
             return Left(0.0, 0.0)
         gains, _, volume = self.expected(untried)

@@ -108,14 +108,7 @@ class Stop:
 
 
 class Pruning:
-    """Decides whether a trial continues, from the records so far.
-
-    Args:
-        candidates: Settings that may run; they say which fields distinguish settings.
-        aims: The objectives and constraints.
-        facts: Facts about the workload.
-        patience: How readily a trial is abandoned.
-    """
+    """Decides whether a trial continues, from the records so far."""
 
     def __init__(self, candidates: Candidates, aims: Aims, facts: WorkloadFacts, *, patience: Patience | None = None) -> None:
         self._candidates = candidates
@@ -279,12 +272,6 @@ def replayed(candidates: Candidates, aims: Aims, facts: WorkloadFacts, *, patien
 
     A row says how long its trial warmed up and how long it took in all, but not the order. So this assumes that building came
     first, and that after the first timed pass there remained the other timed steps and the eager reference's.
-
-    Args:
-        candidates: The table's settings.
-        aims: The objectives and constraints.
-        facts: Facts about the workload.
-        patience: How readily a trial is abandoned.
     """
     pruning, known = Pruning(candidates, aims, facts, patience=patience), 0
     last: Record | None = None

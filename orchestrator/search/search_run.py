@@ -247,13 +247,7 @@ def prior_for(config: SweepConfig) -> Prior | None:
 
 
 def planned_steps(config: SweepConfig, facts: WorkloadFacts, done: Sequence[TrialRecord]) -> list[Step]:
-    """Returns the first settings that recipe auto would try if each met its expectation.
-
-    Args:
-        config: The sweep's configuration.
-        facts: Facts about the workload.
-        done: Records of the sweep.
-    """
+    """Returns the first settings that recipe auto would try if each met its expectation."""
     search = LeverSearch(
         Candidates(config.settings),
         config.search.aims,

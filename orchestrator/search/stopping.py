@@ -80,11 +80,7 @@ class Spending:
         self.gpu_s += gpu_s(record)
 
     def reason_to_stop(self, elapsed_s: float = 0.0) -> str | None:
-        """Says why no further trial should start; None if one may.
-
-        Args:
-            elapsed_s: Wall seconds since the search began.
-        """
+        """Says why no further trial should start; None if one may."""
         if self._rule is not None and self.unmoved >= self._rule.trials:
             return f"the front has not moved for {self.unmoved} trials"
         if self._budget.time_s is not None and elapsed_s >= self._budget.time_s:
@@ -94,14 +90,7 @@ class Spending:
         return None
 
     def allows(self, expected_s: float, *, num_workers: int = 1, elapsed_s: float = 0.0, under_way_gpu_s: float = 0.0) -> bool:
-        """Tells whether a trial of this duration fits in the remaining budget.
-
-        Args:
-            expected_s: Estimated seconds of the trial.
-            num_workers: Number of its workers.
-            elapsed_s: Wall seconds since the search began.
-            under_way_gpu_s: Estimated GPU-seconds of the running trials.
-        """
+        """Tells whether a trial of this duration fits in the remaining budget."""
         in_time = self._budget.time_s is None or elapsed_s + expected_s <= self._budget.time_s
         ahead_gpu_s = self.gpu_s + under_way_gpu_s + expected_s * num_workers
         return in_time and (self._budget.gpu_s is None or ahead_gpu_s <= self._budget.gpu_s)

@@ -109,10 +109,6 @@ def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) ->
 def files(filesystem: FileSystem, root: str) -> list[FileInfo]:
     """Lists every file below a folder; empty if there is no folder.
 
-    Args:
-        filesystem: The file system to list.
-        root: The folder.
-
     Raises:
         Exception: Any error of the file system's library; NotADirectoryError if the folder is a file.
     """

@@ -50,11 +50,6 @@ class Subject:
 def explain(subject: Subject, console: Console, servers: Servers) -> int:
     """Measures the setting and prints the findings; records nothing.
 
-    Args:
-        subject: What to measure.
-        console: Where to print.
-        servers: Forks the measured process.
-
     Returns:
         The command's exit code: 0 if there is a measurement, whatever it says about the setting, and 1 if there is none.
     """

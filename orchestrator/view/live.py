@@ -185,15 +185,7 @@ class LiveView:
 def screen(
     state: State, *, title: str, elapsed_s: float, expected_s: Mapping[str, float], size: ConsoleDimensions
 ) -> RenderableType:
-    """Renders the live view within the terminal's height: what Ctrl-C does, progress, running trials, best and latest results.
-
-    Args:
-        state: The sweep's state.
-        title: The first line.
-        elapsed_s: Seconds since this run of the sweep began.
-        expected_s: Estimated seconds of each setting, by its key.
-        size: Size of the terminal.
-    """
+    """Renders the live view within the terminal's height: what Ctrl-C does, progress, running trials, best and latest results."""
     names = setting_names((record.settings_key for record in state.records), state.baseline)
     parts: list[RenderableType] = [
         _message(state),
