@@ -33,6 +33,9 @@ Z95 = 1.96
 _MEMORY, _CPU = "peak_memory_bytes", "cpu"
 """The figure that means something else on a CPU, and the value of a record's `device` there."""
 
+_SCRIPT = "script"
+"""The value of a record's `pipeline` for a person's script."""
+
 ENOUGH_REPEATS = 5
 """Number of measurements beyond each setting's first, over all settings, from which on their scatter is trusted."""
 
@@ -58,7 +61,9 @@ class Noise(NamedTuple):
     def origin(self) -> str:
         """Describes where the noise estimate comes from."""
         if self.repeats:
-            return f"from {self.repeats} repeated measurements of the same code"
+            measurements = "measurement" if self.repeats == 1 else "measurements"
+            also = "" if self.repeats >= ENOUGH_REPEATS else f", and as usual {self.of}"
+            return f"from {self.repeats} repeated {measurements} of the same code{also}"
         return (
             f"as usual {self.of}, because too few settings were repeated with the same code" if self.relative else "none is known"
         )
@@ -103,25 +108,35 @@ the captioning workload that at least two of three committed CPU sweeps measured
 """
 
 
+SCRIPT_ON_CPU = Noise(relative=0.2, floor=0.0, repeats=0, of="for scripts on CPUs")
+"""Noise of a script's rates on a CPU, whose trials have no eager steps beside them that would show how fast the machine was."""
+
+
 def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
     """Estimates how much the figure differs between runs of the same setting.
 
     Args:
         attempts: Result of `load` with `all_attempts`; with one attempt per setting, the usual noise is returned. Pass several
             sweeps as one frame each: runs of a setting in different sweeps are not repeats, because something may have changed in
-            between.
+            between. Rates of scripts count what was repeated from the first repeat on, with the usual noise as one more.
         name: Name of the figure's column; a figure that is not in `USUAL` counts as exact unless it was repeated, except for
             memory on a CPU.
     """
     sweeps = [attempts] if isinstance(attempts, pd.DataFrame) else attempts
-    usual = RESIDENT if name == _MEMORY and any(map(_is_on_cpu, sweeps)) else USUAL.get(name, EXACT)
+    is_on_cpu, usual = any(map(_is_on_cpu, sweeps)), USUAL.get(name, EXACT)
+    is_rate_of_script = usual is _RATE and any(map(_is_of_script, sweeps))
+    if is_on_cpu and (name == _MEMORY or is_rate_of_script):
+        usual = RESIDENT if name == _MEMORY else SCRIPT_ON_CPU
     groups = [values for sweep in sweeps for values in _repeated(sweep, name)]
     freedom = sum(len(values) - 1 for values in groups)
-    if freedom < ENOUGH_REPEATS:
+    if freedom < ENOUGH_REPEATS and not (is_rate_of_script and freedom):
         return usual
     # relative to the first value, so that equal values scatter by exactly zero
     logarithms = [np.log(values) - np.log(values[0]) for values in groups]
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logarithms)
+    if freedom < ENOUGH_REPEATS:
+        together = (usual.relative**2 + squares) / (1 + freedom)
+        return usual._replace(relative=float(np.sqrt(together)), repeats=freedom)
     return Noise(relative=float(np.sqrt(squares / freedom)), floor=usual.floor, repeats=freedom)
 
 
@@ -182,6 +197,10 @@ def drawn(
 
 def _is_on_cpu(attempts: pd.DataFrame) -> bool:
     return "device" in attempts and bool((attempts["device"] == _CPU).fillna(False).any())
+
+
+def _is_of_script(attempts: pd.DataFrame) -> bool:
+    return "pipeline" in attempts and bool((attempts["pipeline"] == _SCRIPT).fillna(False).any())
 
 
 def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile
 
-from compile_sweep.schema.outcome import LOST_TO_MACHINES, Label
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Label, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, standing
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import REDIS, CachePolicy, SweepConfig
@@ -26,6 +26,24 @@ def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettin
     """Returns the settings without a record that counts, in order."""
     recorded = {record.settings_key for record in done if counts(config, record)}
     return [setting for setting in config.settings if setting.key not in recorded]
+
+
+def baseline_again(done: Sequence[TrialRecord]) -> list[CompileSettings]:
+    """Returns the unchanged script if others were measured after it, and it was not since.
+
+    No eager steps run beside a script's trials, so only a second measurement of the same script shows how much the speed of the
+    machine changed while the others ran.
+    """
+    measured = [record for record in done if record.status is Status.OK]
+    baseline = next((one for one in map(_parsed, reversed(measured)) if one.as_written and one.batch_size is None), None)
+    return [] if baseline is None or measured[-1].settings_key == baseline.key else [baseline]
+
+
+def _parsed(record: TrialRecord) -> CompileSettings:
+    return CompileSettings.parse(record.settings_key)
+
+
+BASELINE_AGAIN = "measuring the script as it is again, because the difference shows how much the machine's speed changes"
 
 
 def warm_members(front: Sequence[str], done: Sequence[TrialRecord]) -> list[TrialRecord]:

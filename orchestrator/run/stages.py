@@ -1,4 +1,4 @@
-"""The stages of a sweep, in order: remaining settings, the front cold, disturbed trials alone, warm starts of the front."""
+"""The stages of a sweep, in order: what is left, the front cold, disturbed trials alone, a script as it is again, warm starts."""
 
 from __future__ import annotations
 
@@ -125,6 +125,15 @@ class Stages:
                 restores=caches is CachePolicy.SHARED,
             ),
             Stage(
+                find=self._baseline_again,
+                expected_s=self._expected_again_s,
+                undone=lambda number: (
+                    "the script as it is was not measured again, so the usual changes of a machine's speed count"
+                ),
+                announcement=lambda settings: remaining.BASELINE_AGAIN,
+                alone=True,
+            ),
+            Stage(
                 find=self._to_start,
                 expected_s=lambda setting: expected_warm_start_s(setting, self._done()),
                 undone=lambda number: f"{number} of the front were not started from artifacts",
@@ -168,18 +177,23 @@ class Stages:
         """Runs all stages as far as the budgets allow; returns whether a person stopped them."""
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
 
+        def reserved_s(stage: Stage, setting: CompileSettings) -> float:
+            """Returns the seconds that are kept for measuring the unchanged script once more at the end."""
+            baseline = next((one for one in self.config.settings if one.as_written and one.batch_size is None), None)
+            return 0.0 if baseline is None or setting.as_written or not stage.is_search else self._expected_again_s(baseline)
+
         def fits(stage: Stage, setting: CompileSettings) -> bool:
             expected_s = stage.expected_s(setting)
             if search is not None:
                 search.count_repeats()
             if self._script_cannot_run:
                 return False
-            in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s < ends_at
+            in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s + reserved_s(stage, setting) < ends_at
             return in_time and (search is None or search.allows(expected_s))
 
         def may_start(stage: Stage, setting: CompileSettings) -> bool:
             if search is not None and stage.is_search:
-                return search.may_start(setting)
+                return search.may_start(setting, reserved_s(stage, setting))
             return fits(stage, setting) and (search is None or search.may_take(setting, stage.expected_s(setting)))
 
         def affordable(stage: Stage) -> list[CompileSettings]:
@@ -254,6 +268,10 @@ class Stages:
     def _announced_disturbed(self, settings: Sequence[CompileSettings]) -> str:
         keys = {setting.key for setting in settings}
         return remaining.announcement([member for member in self._disturbed() if member.settings_key in keys])
+
+    def _baseline_again(self) -> list[CompileSettings]:
+        """Returns the unchanged script if it was not measured since the last of the other settings."""
+        return [] if self.config.script is None else remaining.baseline_again(self._done())
 
     def _to_start(self) -> list[CompileSettings]:
         """Returns the members of the front that have not been started from their own artifacts."""

@@ -147,9 +147,10 @@ class Search:
             return _TOO_LITTLE_LEFT
         return self._spending.reason_to_stop(time.monotonic() - self._began)
 
-    def may_start(self, setting: CompileSettings) -> bool:
-        """Tells whether a proposal fits in the budget; if so, it counts as running from then on."""
-        fits = self.may_take(setting, self._expected_s(setting))
+    def may_start(self, setting: CompileSettings, reserved_s: float = 0.0) -> bool:
+        """Tells whether a proposal fits in the budget, less what is reserved; if so, it counts as running from then on."""
+        expected_s = self._expected_s(setting)
+        fits = self.allows(expected_s + reserved_s) and self.may_take(setting, expected_s)
         self._refused = 0 if fits else self._refused + 1
         return fits
 

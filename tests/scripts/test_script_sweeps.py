@@ -87,8 +87,8 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     trials = record.read(output)
-    assert [(trial.label, trial.reason) for trial in trials] == [(None, None)] * 3
-    assert [trial.settings["as_written"] for trial in trials] == [True, None, None]
+    assert [(trial.label, trial.reason) for trial in trials] == [(None, None)] * 4
+    assert [trial.settings["as_written"] for trial in trials] == [True, None, None, True]
     assert {trial.workload for trial in trials} == {"plain_loop.py"}
     assert all(trial.findings[0].startswith("module model: Net") for trial in trials)
     assert (output / "report.html").is_file()

@@ -66,6 +66,48 @@ def instant_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_module, "make_runner", InstantRunner)
 
 
+AS_WRITTEN = CompileSettings.parse("scope=eager,as_written=on")
+
+
+def of_script(tmp_path: Path, *done: CompileSettings, time_budget_s: float | None = None) -> Stages:
+    """Returns the stages of a script's sweep with records of these settings; what it runs is on no front."""
+    config = SweepConfig(
+        recipe="given",
+        workload="train.py",
+        size="script",
+        settings=(AS_WRITTEN, *SETTINGS[:2]),
+        script={"path": "/train.py", "folder": "/"},
+        time_budget_s=time_budget_s,
+    )
+    output = tmp_path / "sweep"
+    sweep_folder.begin(output, config, H200, None)
+    for setting in done:
+        records.append(output, recorded(setting))
+    return Stages(
+        config=config, output=output, fronts=Fronts(lambda _: [], lambda _: [], lambda _: None), max_length=16, environment=H200
+    )
+
+
+@pytest.mark.usefixtures("instant_runner")
+def test_a_script_is_measured_as_it_is_again_after_the_other_settings(tmp_path: Path) -> None:
+    stages = of_script(tmp_path)
+    run(stages)
+    keys = [AS_WRITTEN.key, *KEYS[:2], AS_WRITTEN.key]
+    assert [record.settings_key for record in records.read(stages.output)] == keys
+    assert stages.undone(interrupted=False) is None
+    run(replace(stages))
+    assert len(records.read(stages.output)) == len(keys), "nothing was measured after it"
+    records.append(stages.output, recorded(SETTINGS[0]))
+    assert "was not measured again" in str(stages.undone(interrupted=True))
+
+
+@pytest.mark.usefixtures("instant_runner")
+def test_a_time_budget_keeps_what_measuring_a_script_again_takes(tmp_path: Path) -> None:
+    short = of_script(tmp_path, AS_WRITTEN, SETTINGS[0], time_budget_s=1.5 * TRIAL_S)
+    run(short)
+    assert [record.settings_key for record in records.read(short.output)][2:] == [AS_WRITTEN.key]
+
+
 def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:
     """Returns the stages of a sweep, with these fields, whose settings all have records and are all on the front."""
     config = SweepConfig(
