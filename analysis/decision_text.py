@@ -18,11 +18,13 @@ from compile_sweep.schema.settings import CompileSettings
 
 SENTENCES = {
     "use": "Use “{setting}”.",
-    "use_why": "For {job}, it saves {saved} of {whole} (95 %: {low} to {high}), {share}, against {baseline}; "
+    "use_why": "For {job}, it saves {saved} of {whole}, or {share} (95 %: {low} to {high}), against {baseline}; "
     "the probability that it saves anything is {probability}.",
     "use_bound": "It is the fastest setting that meets the constraints; {baseline} does not meet them.",
     "stay": "Stay with {baseline}.",
     "stay_alone": "No other setting is usable.",
+    "untried": "Cannot tell whether any setting is faster than {baseline}.",
+    "untried_why": "No other setting was tried. What would tell: a sweep that tries some, or the rest of this one (--resume).",
     "stay_loses": "For {job}, it takes {whole}; the closest alternative, “{setting}”, takes {lost} longer "
     "(95 %: {least} to {most}).",
     "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1 % of {whole} (95 %: {low} to {high}).",
@@ -57,9 +59,9 @@ OTHER_BATCH_OF_INFERENCE = "It takes batches of {own} samples instead of {usual}
 SAME_BATCH = "It splits each batch into {parts} parts, so a step still trains on {usual} samples."
 
 STARTS = {
-    Starts.COLD: "every start cold",
-    Starts.FIRST_COLD: "the first start cold and restarts warm",
-    Starts.WARM: "every start warm",
+    Starts.COLD: "with cold compile caches",
+    Starts.FIRST_COLD: "with warm compile caches after restarts",
+    Starts.WARM: "with warm compile caches",
 }
 """How a job's starts are described."""
 
@@ -70,7 +72,9 @@ def sentence_names(found: Decision) -> list[str]:
     """Returns the names of the sentences that say what to do, why, and, if that is not clear, what would tell."""
     saving = found.saving
     if saving is None:
-        return ["unknown", "unknown_why"] if found.baseline is None else ["stay", "stay_alone"]
+        if found.baseline is None:
+            return ["unknown", "unknown_why"]
+        return ["stay", "stay_alone"] if found.outcome is Outcome.STAY else ["untried", "untried_why"]
     if found.outcome is Outcome.USE:
         return ["use", "use_why" if saving.low_s > 0 else "use_bound"]
     if found.outcome is Outcome.STAY:

@@ -38,6 +38,8 @@ class Ending(NamedTuple):
     named: list[NamedSetting]
     settings_key: str | None
     """Key of the setting to train with; None if that is what is run today, or if nothing is known."""
+    is_known: bool
+    """Whether there are usable trials to recommend from."""
 
 
 def ending(folder: Path) -> Ending:
@@ -51,9 +53,9 @@ def ending(folder: Path) -> Ending:
         found = recommend(df, Job(steps=USUAL_STEPS), attempts=attempts)
     except ConfigError as error:
         counted = summary(df)
-        return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None)
-    stays = found.decision.outcome is Outcome.STAY
-    return Ending(verdict(found), list(_named(found)), None if stays else str(found.trial["settings_key"]))
+        return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None, False)
+    is_baseline = found.baseline is not None and found.trial.name == found.baseline.name
+    return Ending(verdict(found), list(_named(found)), None if is_baseline else str(found.trial["settings_key"]), True)
 
 
 def _named(found: Recommendation) -> Iterator[NamedSetting]:
@@ -74,7 +76,7 @@ def _named(found: Recommendation) -> Iterator[NamedSetting]:
 
 def _roles(found: Recommendation) -> Iterator[tuple[str, pd.Series]]:
     table, outcome = found.costs.table, found.decision.outcome
-    if outcome is not Outcome.STAY:
+    if outcome is not Outcome.STAY and found.decision.setting is not None:
         yield "recommended" if outcome is Outcome.USE else "may be better", found.about
     is_eager = (table["scope"] == Scope.EAGER).to_numpy(dtype=bool)
     if is_eager.any():

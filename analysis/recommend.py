@@ -25,6 +25,7 @@ from analysis.choose.break_even import (
     Starts,
     baseline_place,
     costs,
+    has_tried_others,
     lines_of,
     reigns,
     samples_per_step,
@@ -148,7 +149,7 @@ def recommend(
     shortest = np.bincount(draws.argmin(axis=1), minlength=len(allowed)) / len(draws)
     allowed = allowed.assign(best_probability=shortest)
     lines = lines_of(every.table)
-    found = decide(lines, baseline_place(every.table), job.steps, allowed=list(kept))
+    found = decide(lines, baseline_place(every.table), job.steps, allowed=list(kept), tried_others=has_tried_others(df))
     about, baseline = (None if place is None else every.table.iloc[place] for place in (found.setting, found.baseline))
     about = baseline if about is None else about
     assert about is not None, "a table of costs has a row"
@@ -282,7 +283,9 @@ def _command(told: Options) -> int:
         return 0
     for one in found:
         first, *others = sentences(one)
-        print(first, *(f"  {sentence}" for sentence in others), f"  --settings {one.trial['settings_key']!r}", "", sep="\n")
+        print(
+            first, *(f"  {sentence}" for sentence in others), f"  In full: --settings {one.trial['settings_key']!r}", "", sep="\n"
+        )
     print("Fastest setting by length of the job:", *(f"  {line}" for line in by_length(found[0])), sep="\n")
     return 0
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -46,6 +46,9 @@ from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
 from orchestrator.view.report_server import served_report
+
+if TYPE_CHECKING:
+    from analysis.final_summary import Ending
 
 PROG = "python -m orchestrator.sweep"
 
@@ -251,32 +254,33 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     remarks = [*analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
     printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
-        printed.show_search(console, search.outcome(), search.complaint(), again if stages.left() else None)
+        printed.show_search(console, search.outcome(), search.complaint())
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may contain brackets
     if config.script is not None:
         for line in findings_lines([list(row) for row in trials["findings"]]):
             say(line)
-    if undone := stages.undone(interrupted=interrupted):
-        say(f"{undone}; go on with: {again}")
+    undone = stages.undone(interrupted=interrupted)
+    if undone or (search is not None and stages.left()):
+        printed.show_rest(console, undone, again)
     printed.show_warnings(console, stages.tracking.finish(report))
-    printed.show_commands(console, _next(config, output, ended.settings_key))
+    printed.show_commands(console, _next(config, output, ended))
     say(f"report: {report}")
     return interrupted
 
 
-def _next(config: SweepConfig, output: Path, settings_key: str | None) -> dict[str, str]:
-    """Returns commands for the next steps, by purpose."""
+def _next(config: SweepConfig, output: Path, ended: Ending) -> dict[str, str]:
+    """Returns commands for the next steps that work with what the sweep found, by purpose."""
     folder = shlex.quote(str(output))
-    commands = {
-        "for another length of the job": f"compile-sweep recommend {folder} --steps 1M",
-        "as a page, also while a sweep runs": f"compile-sweep report {folder} --watch",
-    }
-    if config.script is None:
-        return {"the recommended setting as a program": f"compile-sweep export {folder}"} | commands
-    if settings_key is None:
-        return commands
-    job = ScriptJob.from_dict(config.script)
-    return commands_that_train(job, settings_key, num_workers=config.workers_per_trial) | commands
+    commands: dict[str, str] = {}
+    if ended.settings_key is not None:
+        if config.script is None:
+            commands["the recommended setting as a program"] = f"compile-sweep export {folder}"
+        else:
+            job = ScriptJob.from_dict(config.script)
+            commands |= commands_that_train(job, ended.settings_key, num_workers=config.workers_per_trial)
+    if ended.is_known:
+        commands["for another length of the job"] = f"compile-sweep recommend {folder} --steps 1M"
+    return commands | {"as a page, also while a sweep runs": f"compile-sweep report {folder} --watch"}
 
 
 def _cache_of_scripts(config: SweepConfig) -> str | None:

@@ -23,6 +23,7 @@ from analysis.choose.pareto import comparable, expected_compile_s, floats, stand
 from analysis.choose.uncertainty import DRAWS, absolute_deviations, deviations, drawn, noise
 from analysis.formatting import number, text
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
 
@@ -155,6 +156,15 @@ def baseline_key(df: pd.DataFrame) -> str | None:
     trials = usable(standing(df), "samples_per_s").sort_values("samples_per_s", ascending=False, kind="stable")
     place = baseline_place(trials)
     return None if place is None else str(trials.iloc[place]["settings_key"])
+
+
+def has_tried_others(df: pd.DataFrame) -> bool:
+    """Tells whether a second setting was tried, usable or not; a trial that was lost to its machines does not count.
+
+    Args:
+        df: Trials as `load` returns them.
+    """
+    return bool(df[~df["label"].isin(LOST_TO_MACHINES)]["settings_key"].nunique() > 1)
 
 
 def _num_fields_set(settings: CompileSettings) -> int:

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
     STAY = "stay"
     """No setting saves enough time."""
     UNCLEAR = "unclear"
-    """The 95 % interval of the saving includes zero, or there is nothing to compare with."""
+    """The 95 % interval of the saving includes zero, or there is nothing to compare."""
 
 
 class Line(NamedTuple):
@@ -75,7 +75,14 @@ class Decision(NamedTuple):
     """For an unclear outcome, the job length from which on the setting certainly saves time; None if there is none."""
 
 
-def decide(lines: Sequence[Line], baseline: int | None, steps: int, *, allowed: Sequence[bool] | None = None) -> Decision:
+def decide(
+    lines: Sequence[Line],
+    baseline: int | None,
+    steps: int,
+    *,
+    allowed: Sequence[bool] | None = None,
+    tried_others: bool = True,
+) -> Decision:
     """Decides for a job of this many steps.
 
     The decision is about the fastest of the settings that certainly save time or, if there are none, the fastest one except the
@@ -86,13 +93,14 @@ def decide(lines: Sequence[Line], baseline: int | None, steps: int, *, allowed: 
         baseline: Index of what is run today.
         steps: Length of the job.
         allowed: Which settings may be used; by default all. The baseline is compared with even if it is not allowed.
+        tried_others: Whether settings besides the baseline were tried, usable or not.
     """
     usable = [place for place in range(len(lines)) if allowed is None or allowed[place]]
     ranked = sorted((place for place in usable if place != baseline), key=lambda place: lines[place].total_s(steps))
     if baseline is None:
         return Decision(Outcome.UNCLEAR, ranked[0], None, None)
     if not ranked:
-        return Decision(Outcome.STAY, None, baseline, None)
+        return Decision(Outcome.STAY if tried_others else Outcome.UNCLEAR, None, baseline, None)
     savings = {place: saving(lines[place], lines[baseline], steps) for place in ranked}
     chosen = next((place for place in ranked if savings[place].low_s > 0), ranked[0])
     found = savings[chosen]

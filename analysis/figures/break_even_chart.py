@@ -11,7 +11,18 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.choose.break_even import USUAL_STEPS, Job, Reign, Starts, baseline_place, costs, is_plain, reigns, samples_per_step
+from analysis.choose.break_even import (
+    USUAL_STEPS,
+    Job,
+    Reign,
+    Starts,
+    baseline_place,
+    costs,
+    has_tried_others,
+    is_plain,
+    reigns,
+    samples_per_step,
+)
 from analysis.decision_text import on_batches, words_of_baseline
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import notable, row_hover
@@ -71,6 +82,8 @@ class BreakEvenInfo(NamedTuple):
     reigns: list[Reign]
     """The fastest setting by length, for a job that starts once, cold."""
     samples_per_step: int
+    has_tried_others: bool
+    """Whether settings besides the baseline were tried."""
 
 
 def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> BreakEvenInfo:
@@ -90,7 +103,7 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
         warm = costs(df, Job(steps=USUAL_STEPS, starts=Starts.WARM), attempts=attempts).table
         samples = samples_per_step(every)
     except ConfigError:  # a job's time is not known
-        return BreakEvenInfo([], None, "", [], 0)
+        return BreakEvenInfo([], None, "", [], 0, False)
     table = table.sort_values("step_s", kind="stable")
     settings = [
         JobSetting(
@@ -112,7 +125,7 @@ def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> B
     ]
     baseline = next((place for place, index in enumerate(table.index) if index in today), None)
     words = "" if baseline is None else words_of_baseline(settings[baseline].key, settings[baseline].label)
-    return BreakEvenInfo(settings, baseline, words, reigns(table), samples)
+    return BreakEvenInfo(settings, baseline, words, reigns(table), samples, has_tried_others(df))
 
 
 @or_trials(break_even_info)
@@ -179,6 +192,7 @@ def break_even_data(info: BreakEvenInfo) -> dict[str, Any]:
         "min_steps": MIN_STEPS,
         "max_steps": MAX_STEPS,
         "samples_per_step": info.samples_per_step,
+        "has_tried_others": info.has_tried_others,
         "colors": {str(scope): color for scope, color in SCOPE_COLORS.items()},
         "has_warm": any(one.warm_s is not None and one.scope is not Scope.EAGER for one in info.settings),
     }

@@ -26,10 +26,6 @@ _AFTERWARDS = {
 }
 
 
-_LEAST_NAME_CHARS = 12
-"""Number of characters of a setting's name that are shown however narrow the terminal is: its id and its scope."""
-
-
 def machine(environment: Environment) -> str:
     """Describes a machine's processors in a few words."""
     if environment.gpu is None:
@@ -118,7 +114,8 @@ def show_ending(
     Args:
         console: Where to print.
         sentences: What to do and why.
-        settings: For each setting worth naming: the reason, its label, what it saves, its compile time and its memory.
+        settings: For each setting worth naming: the reason, its label, what it saves, its compile time and its memory. They are a
+            table if that fits the terminal, and otherwise two lines each, so that no name is cut.
         counts: Number of settings by status.
         remarks: What to know before trusting the figures.
     """
@@ -128,21 +125,30 @@ def show_ending(
     for sentence in others:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if settings:
-        headings = ("", "setting", "saves % (95 %)", "compile", "memory")
-        table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        widths = [max(map(len, cells)) for cells in zip(headings, *settings, strict=True)]
-        room = max(_LEAST_NAME_CHARS, console.width - sum(widths) + widths[1] - 2 * (len(widths) - 1))
-        for what, setting, *figures in settings:
-            name = setting if len(setting) <= room else f"{setting[: room - 1].rstrip(' ,')}…"
-            table.add_row(what, escape(name), *figures)
         console.print()
-        console.print(table)
+        _show_named(console, settings)
         console.print()
     always = (Status.OK, Status.INFEASIBLE, Status.FAILED)
     ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status if status in always or counts.get(status))
     console.print(f"trials: {ended}", highlight=False)
     for remark in remarks:
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_named(console: Console, settings: Sequence[tuple[str, ...]]) -> None:
+    headings = ("", "setting", "saves (95 %)", "compile", "memory")
+    widths = [max(map(len, cells)) for cells in zip(headings, *settings, strict=True)]
+    if sum(widths) + 2 * len(widths) <= console.width:
+        table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for row in settings:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        return
+    names = ("saves", "compiles in", "memory")
+    for what, setting, *figures in settings:
+        known = [f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure != "—"]
+        for line in (f"{what}: {setting}", f"  {', '.join(known)}"):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_commands(console: Console, commands: Mapping[str, str]) -> None:
@@ -153,10 +159,16 @@ def show_commands(console: Console, commands: Mapping[str, str]) -> None:
         console.print(f"  {command:{width}}  # {purpose}", markup=False, highlight=False, soft_wrap=True)
 
 
-def show_search(console: Console, outcome: str, complaint: str | None, again: str | None) -> None:
-    """Prints how a search ended, what is wrong with its aims, if anything, and how to continue if anything remains to try."""
-    for line in filter(None, (outcome, complaint, f"go on with: {again}" if again else None)):
+def show_search(console: Console, outcome: str, complaint: str | None) -> None:
+    """Prints how a search ended and, if anything is wrong with its aims, what."""
+    for line in filter(None, (outcome, complaint)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_rest(console: Console, undone: str | None, again: str) -> None:
+    """Prints the command that continues, and what it would do first if that is not the search that was just described."""
+    words = f"{undone or 'some settings were not tried'}; go on with: {again}"
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_warnings(console: Console, complaints: Iterable[str]) -> None:

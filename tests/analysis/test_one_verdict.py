@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from samples import REPOSITORY
+from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis import export, recommend
 from analysis.choose.decision import Outcome
 from analysis.final_summary import ending
+from compile_sweep.schema.outcome import Status
 
 RESULTS = REPOSITORY / "docs" / "results"
 
@@ -102,4 +104,29 @@ def test_without_a_usable_trial_the_end_says_so(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{}")
     found = ending(tmp_path)
     assert found.sentences == ["No trial has finished yet, so there is nothing to choose from."]
-    assert (found.named, found.settings_key) == ([], None)
+    assert (found.named, found.settings_key, found.is_known) == ([], None, False)
+
+
+def test_a_sweep_that_tried_nothing_else_cannot_tell(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep([trial("scope=eager", 500, 0.5)])
+    found = ending(folder)
+    assert found.sentences[0] == "Cannot tell whether any setting is faster than A1 (eager)."
+    assert "What would tell: " in found.sentences[1]
+    assert [one.what for one in found.named] == ["best eager, today"]
+    assert (found.settings_key, found.is_known) == (None, True)
+    assert recommended(folder, "100000", capsys)[:2] == found.sentences
+    page = html.unescape(analysis.write_report(folder).read_text(encoding="utf-8"))
+    assert f'<p class="lead">{found.sentences[0]}</p>' in page
+
+
+def test_where_no_other_setting_is_usable_the_baseline_stays(make_sweep: MakeSweep) -> None:
+    failed = trial("scope=full", status=Status.INFEASIBLE, label="diverges", trial_id="2")
+    assert ending(make_sweep([trial("scope=eager", 500, 0.5), failed])).sentences[:2] == [
+        "Stay with A1 (eager).", "No other setting is usable.",
+    ]  # fmt: skip
+    lost = trial("scope=full", status=Status.FAILED, label="node-lost", trial_id="2")
+    assert (
+        ending(make_sweep([trial("scope=eager", 500, 0.5), lost], name="lost"))
+        .sentences[0]
+        .startswith("Cannot tell whether any setting")
+    )

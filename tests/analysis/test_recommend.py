@@ -145,7 +145,7 @@ def test_the_command_prints_a_recommendation_for_each_length_and_the_flips(
 ) -> None:
     assert main([str(make_sweep(RECORDS)), "--steps", "100", "1M", "--restarts", "2", "--price-per-gpu-hour", "4"]) == 0
     out = capsys.readouterr().out
-    assert "Stay with A1 (eager).\n  For 100 steps of 64 samples a worker, 2 restarts, every start cold, it takes " in out
+    assert "Stay with A1 (eager).\n  For 100 steps of 64 samples a worker, 2 restarts, with cold compile caches, it takes " in out
     assert "For 1,000,000 steps" in out
     assert "at 4.00 a GPU-hour" in out
     assert f"--settings '{RECORDS[3].settings_key}'" in out

@@ -60,7 +60,7 @@ const decide = (data, job) => {
   const { baseline } = data;
   const ranked = lines.map((_, place) => place).filter((place) => place !== baseline).sort((a, b) => total(a) - total(b));
   if (baseline === null) return { lines, names: ["unknown", "unknown_why"], setting: ranked[0] };
-  if (!ranked.length) return { lines, names: ["stay", "stay_alone"], setting: null };
+  if (!ranked.length) return { lines, names: data.has_tried_others ? ["stay", "stay_alone"] : ["untried", "untried_why"], setting: null };
   const savings = lines.map((line) => savingOf(line, lines[baseline], job.steps));
   const setting = ranked.find((place) => savings[place].low > 0) ?? ranked[0];
   const saving = savings[setting];

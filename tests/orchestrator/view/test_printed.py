@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from samples import measured
 
+from analysis.final_summary import Ending
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import MOST_AT_ONCE, SweepConfig
+from orchestrator.sweep import _next
 from orchestrator.view.live import outcome_of
-from orchestrator.view.printed import show_commands, show_ending, show_plan
+from orchestrator.view.printed import show_commands, show_ending, show_plan, show_rest
 
 
 def ended(*, width: int = 60, **told: Any) -> str:
@@ -38,14 +42,18 @@ def test_settings_worth_naming_have_their_gain_and_memory() -> None:
     assert all(word in line for word in row)
 
 
-def test_a_long_name_is_cut_at_80_columns_and_keeps_its_id() -> None:
+def test_a_name_is_never_cut() -> None:
     name = "A62 full, reduce-overhead, mark, fused optimizer, grouped 20, +2"
     row = ("cheapest that beats eager", name, "34 % (20 to 49)", "93 s", "32.2 GiB")
-    (line,) = (one for one in ended(settings=[row], counts={}, width=80).splitlines() if one.startswith("cheapest"))
-    assert "A62 full" in line
-    assert "…" in line
-    assert all(figure in line for figure in row[2:])
-    assert name in ended(settings=[row], counts={}, width=140)
+    today = ("today", "A1 eager", "—", "—", "6.0 GiB")
+    assert (
+        "cheapest that beats eager: A62 full, reduce-overhead, mark, fused optimizer, grouped 20, +2\n"
+        "  saves 34 % (20 to 49), compiles in 93 s, memory 32.2 GiB\n"
+        "today: A1 eager\n"
+        "  memory 6.0 GiB\n"
+    ) in ended(settings=[row, today], counts={}, width=80)
+    (line,) = (one for one in ended(settings=[row, today], counts={}, width=140).splitlines() if one.startswith("cheapest"))
+    assert all(word in line for word in row)
 
 
 def test_commands_to_go_on_with_are_whole_on_a_line_each() -> None:
@@ -53,6 +61,24 @@ def test_commands_to_go_on_with_are_whole_on_a_line_each() -> None:
     command = f"compile-sweep export {'a' * 70}"
     show_commands(Console(file=out, width=60), {"as a program": command})
     assert out.getvalue() == f"next:\n  {command}  # as a program\n"
+
+
+@pytest.mark.parametrize(("undone", "said"), [("3 settings did not run (time)", "3 settings did not run (time)"), (None, "some")])
+def test_how_to_go_on_is_said_once(undone: str | None, said: str) -> None:
+    out = io.StringIO()
+    show_rest(Console(file=out, width=60), undone, "sweep --resume")
+    assert out.getvalue().startswith(said)
+    assert out.getvalue().count("go on with: sweep --resume") == 1
+
+
+def test_only_commands_that_would_work_are_named() -> None:
+    def purposes(settings_key: str | None, *, is_known: bool, script: Any = None) -> list[str]:
+        return [*_next(SweepConfig(script=script), Path("results/mine"), Ending([], [], settings_key, is_known)).values()]
+
+    report, recommend = "compile-sweep report results/mine --watch", "compile-sweep recommend results/mine --steps 1M"
+    assert purposes("scope=full", is_known=True) == ["compile-sweep export results/mine", recommend, report]
+    assert purposes(None, is_known=True) == [recommend, report]
+    assert purposes(None, is_known=False) == [report]
 
 
 def test_a_noisy_trials_line_has_its_interval() -> None:
