@@ -96,9 +96,9 @@ USUAL: Mapping[str, Noise] = MappingProxyType(
         "step_ms_median": _RATE,
     }
 )
-"""Noise in H200 records. Four cold compiles of one setting at a time scattered by 4 to 5 % (`benchmarks/contention.py`); eager,
-which compiles nothing, took between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9 %.
-Memory is left out: peaks of torch's allocator on a GPU repeat to the byte.
+"""Noise in H200 records. Four cold compiles of one setting at a time scattered by 4 to 5 % (`benchmarks/trials/contention.py`);
+eager, which compiles nothing, took between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9
+%. Memory is left out: peaks of torch's allocator on a GPU repeat to the byte.
 """
 
 RESIDENT = Noise(relative=0.005, floor=0.0, repeats=0, of="on CPUs")

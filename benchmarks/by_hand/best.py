@@ -5,7 +5,8 @@ The jobs are those of the workloads `gpt2` (small), `resnet` (resnet50), `segmen
 
 Background: a sweep of ten minutes is worth its time only if it finds what an expert would have found. Each way below is plain
 torch, on the same model, batches, autocast and optimizer as the workload, and uses the levers that a sweep has: CUDA graphs,
-fused and compiled optimizers, memory format, attention kernels, tuning. `benchmarks.ten_minutes` runs both on one machine.
+fused and compiled optimizers, memory format, attention kernels, tuning. `benchmarks.recipes.ten_minutes` runs both on one
+machine.
 
 Output: a line of JSON for each way: samples/s over the timed steps, and seconds to the end of the first step. A way runs in a
 process of its own, so that nothing compiled is left over from the one before.

@@ -1,7 +1,7 @@
 """What each lever gained in recorded sweeps: the prior that a search begins with.
 
-`python -m benchmarks.lever_prior` writes `prior.json` from the committed sweeps. Each entry says what one lever was worth on one
-workload: the median, over pairs of settings that differ in nothing else, of the logarithm of the ratio of their speeds.
+`python -m benchmarks.levers.lever_prior` writes `prior.json` from the committed sweeps. Each entry says what one lever was worth
+on one workload: the median, over pairs of settings that differ in nothing else, of the logarithm of the ratio of their speeds.
 """
 
 from __future__ import annotations

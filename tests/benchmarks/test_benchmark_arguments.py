@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from samples import H200
 
-from benchmarks import contention, harness_fidelity, host_queue, live_search, regional_recipe
+from benchmarks import host_queue
+from benchmarks.recipes import regional_recipe
 from benchmarks.scaling import __main__ as scaling
 from benchmarks.search import __main__ as search_benchmark
+from benchmarks.search import live_search
+from benchmarks.trials import contention, harness_fidelity
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import Mode
 from orchestrator.config import Device

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import lever_table
-from benchmarks.lever_table import JOBS, Job, added, plan_of, rows_of, target_of, without
+from benchmarks.levers import lever_table
+from benchmarks.levers.lever_table import JOBS, Job, added, plan_of, rows_of, target_of, without
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord

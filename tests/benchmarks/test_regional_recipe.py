@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import regional_recipe
+from benchmarks.recipes import regional_recipe
 
 
 def test_each_arrangement_gives_both_scopes_and_their_ratio(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.source_tables import main
+from benchmarks.recipes.source_tables import main
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings

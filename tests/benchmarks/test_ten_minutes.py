@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.by_hand.best import JOBS, SCRIPT, WAYS
-from benchmarks.ten_minutes import found, parsed
+from benchmarks.recipes.ten_minutes import found, parsed
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord

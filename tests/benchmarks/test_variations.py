@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.variations import main
+from benchmarks.levers.variations import main
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, append
 from compile_sweep.schema.settings import CompileSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import workers_on_one_gpu
+from benchmarks.trials import workers_on_one_gpu
 from orchestrator.environment import fingerprint
 
 CASE = ["--device", "cpu", "--workload", "layers", "--size", "tiny"]

@@ -41,7 +41,8 @@ COMMANDS = {
     **{
         f"benchmarks.{name}": f"benchmarks.{name}"
         for name in (
-            "contention", "host_queue", "live_search", "regional_recipe", "source_tables", "variations", "workers_on_one_gpu",
+            "host_queue", "levers.variations", "recipes.regional_recipe", "recipes.source_tables", "search.live_search",
+            "trials.contention", "trials.workers_on_one_gpu",
         )
     },
 }  # fmt: skip

@@ -51,7 +51,7 @@ PRECISIONS = (
     (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 3e-4, 1e-2), max_move=0.1)),
 )
 """By the largest relative rounding error of one operation that each applies to: float32, half precision, bfloat16. The effect of
-rounding and the allowed error are measured in benchmarks/gradient_errors.py (docs/results.md).
+rounding and the allowed error are measured in benchmarks/numerics/gradient_errors.py (docs/results.md).
 """
 
 

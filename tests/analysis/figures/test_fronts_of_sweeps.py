@@ -10,7 +10,7 @@ from sweep_folders import MakeSweep, trial
 import analysis
 from analysis.figures import fronts_figure, fronts_info
 from analysis.figures.fronts_of_sweeps import share_at
-from benchmarks.live_search import main
+from benchmarks.search.live_search import main
 from compile_sweep.schema.outcome import Status
 
 BEGAN = "2026-11-21T09:00:00+00:00"

@@ -1,4 +1,4 @@
-"""What keeping a sweep's eager runs saves of each trial: `python -m benchmarks.kept_references [WORKLOAD]`.
+"""What keeping a sweep's eager runs saves of each trial: `python -m benchmarks.numerics.kept_references [WORKLOAD]`.
 
 Background: a trial compares its first steps with eager runs, of which only one depends on the trial. Trials of a few settings are
 measured in turn with an empty store, so that each makes all runs itself, and with one that the first trial filled. Output: for

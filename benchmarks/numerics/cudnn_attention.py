@@ -1,11 +1,11 @@
 """What disabling cuDNN attention costs the captioning workload, and whether the numerics check catches the fault that it avoids.
 
 Background: the workload runs without cuDNN attention because its backward gives NaN (docs/log.md).
-Output of `python benchmarks/cudnn_attention.py`: steps/s of eager training with cuDNN attention off and on, in turn, ABAB, in
-one process. `CaptioningWithCudnn` is the workload as it would be without that guard, at Adam's default learning rate; a sweep
-of it must label what goes wrong:
+Output of `python benchmarks/numerics/cudnn_attention.py`: steps/s of eager training with cuDNN attention off and on, in turn,
+ABAB, in one process. `CaptioningWithCudnn` is the workload as it would be without that guard, at Adam's default learning rate; a
+sweep of it must label what goes wrong:
 
-    python -m orchestrator.sweep quickstart --workload benchmarks.cudnn_attention:CaptioningWithCudnn --output DIR
+    python -m orchestrator.sweep quickstart --workload benchmarks.numerics.cudnn_attention:CaptioningWithCudnn --output DIR
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ starts that would probably end after `--budget-s`. The same command again, with 
 
 Output: the sweep's folder, and the table. A lever is in a row with and without it: samples/s, ratio, peak GiB, compile seconds.
 
-    python -m benchmarks.lever_table gpt2 --output results/levers/gpt2 --budget-s 520
-    python -m benchmarks.lever_table captioning --output results/levers/captioning --levers "bf16 residual" "merged q, k, v"
-    python -m benchmarks.lever_table --table results/levers/*
+    python -m benchmarks.levers.lever_table gpt2 --output levers/gpt2 --budget-s 520
+    python -m benchmarks.levers.lever_table captioning --output levers/captioning --levers "bf16 residual" "merged q, k, v"
+    python -m benchmarks.levers.lever_table --table levers/*
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from compile_sweep.schema.setting_text import parse_pairs, suggest
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.space import Target, choose
 
-PROG = "python -m benchmarks.lever_table"
+PROG = "python -m benchmarks.levers.lever_table"
 _GIB = 2**30
 
 

@@ -10,8 +10,8 @@ all.
 
 Output: steps/s and samples/s of each, their ratio to the recipe with a 95 % interval over the rounds, and all of it as JSON.
 
-    python -m benchmarks.source_recipe --output recipe.json --beside scope=full,dynamic=mark,optimizer=fused
-    python -m benchmarks.source_recipe --output recipe.json --size tiny --rounds 2     # a dry run on a CPU
+    python -m benchmarks.recipes.source_recipe --output recipe.json --beside scope=full,dynamic=mark,optimizer=fused
+    python -m benchmarks.recipes.source_recipe --output recipe.json --size tiny --rounds 2     # a dry run on a CPU
 
 What has not warmed up within `--budget-s` is left out. If that is the recipe, with max-autotune say, `--caches FOLDER` keeps what
 was compiled for another run.
@@ -266,7 +266,9 @@ def main() -> int:
 
 
 def _options() -> tuple[argparse.Namespace, list[CompileSettings]]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.source_recipe", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recipes.source_recipe", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--mode", choices=("default", "max-autotune"), default="default", help="of the recipe")
     parser.add_argument("--beside", action="append", default=[], metavar="SPELLED", help="settings to run beside it; repeatable")

@@ -9,7 +9,7 @@ Output: a JSON file with, for each budget, the best setting, its samples/s relat
 
 Each of these takes at most nine minutes, with the one way by hand that won (and `--lines` for ways measured before):
 
-    T="python -m benchmarks.ten_minutes --output $OUT/auto.json"
+    T="python -m benchmarks.recipes.ten_minutes --output $OUT/auto.json"
     $T resnet --size resnet50 --by-hand resnet --ways "CUDA graphs, fused, channels_last" --budget-s 300
     $T resnet --size resnet50 --lines by_hand.jsonl --budget-s 520
     $T segmentation --size b0 --by-hand segmentation --ways "CUDA graphs, fused, channels_last" --budget-s 400
@@ -40,7 +40,7 @@ from compile_sweep.schema.record import TrialRecord
 from orchestrator.config import Effort
 from orchestrator.run.sweep_folder import make_room, write_json
 
-PROG = "python -m benchmarks.ten_minutes"
+PROG = "python -m benchmarks.recipes.ten_minutes"
 ENOUGH = 0.98
 """Fraction of the best by hand that should be reached."""
 

@@ -4,8 +4,9 @@ Background: a trial runs a person's script under hooks that mark its steps, note
 next to nothing. The script is `by_hand/gpt2_script.py`, eagerly and with its own `torch.compile`; by itself it prints its mean
 step, and a trial measures it as it is.
 
-Output of `python -m benchmarks.script_fidelity --output FILE`: milliseconds a step by both and their ratio, the script's own over
-the trial's, which should be 0.98 or more; the same as JSON in FILE. About eight minutes on an H100; `--size tiny` on a CPU.
+Output of `python -m benchmarks.trials.script_fidelity --output FILE`: milliseconds a step by both and their ratio, the script's
+own over the trial's, which should be 0.98 or more; the same as JSON in FILE. About eight minutes on an H100; `--size tiny` on a
+CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from compile_sweep.script.trial import ScriptTrial
 from orchestrator.guard.scratch_folders import compile_cache_env
 
 GOAL = 0.98
-SCRIPT = Path(__file__).parent / "by_hand" / "gpt2_script.py"
+SCRIPT = Path(__file__).parents[1] / "by_hand" / "gpt2_script.py"
 SIZES = {
     "base": [],
     "tiny": [

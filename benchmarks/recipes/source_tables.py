@@ -1,4 +1,4 @@
-"""Prints the tables of two sources from recorded sweeps: `python -m benchmarks.source_tables TRAIN [INFERENCE]`.
+"""Prints the tables of two sources from recorded sweeps: `python -m benchmarks.recipes.source_tables TRAIN [INFERENCE]`.
 
 Background: "torch.compile Benchmarked" gives, for each mode, the first training step's seconds and memory, and milliseconds an
 iteration of training and of inference; the regional recipe gives compile seconds, full against regional. Output: Markdown, with
@@ -22,7 +22,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, read
 
-PROG = "python -m benchmarks.source_tables"
+PROG = "python -m benchmarks.recipes.source_tables"
 _MIB = 2**20
 _NOT_OPTIONS = ("scope=", "mode=", "cudagraphs=", "dynamic=static", "padding=", "pad_multiple=", "optimizer=", "inductor.")
 

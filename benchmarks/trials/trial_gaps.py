@@ -6,7 +6,7 @@ processes, importing torch and the workload) and after `done` (publishing, endin
 Output: a line for each trial with its gap to the previous one on the same slot, and the median gap. The gap begins when the log
 of the earlier trial says `done` or, if that trial died, when its record is written.
 
-    python -m benchmarks.trial_gaps --runner local --workload layers --size tiny --settings scope=eager scope=full
+    python -m benchmarks.trials.trial_gaps --runner local --workload layers --size tiny --settings scope=eager scope=full
 """
 
 from __future__ import annotations

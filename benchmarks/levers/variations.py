@@ -1,4 +1,4 @@
-"""Prints the effect of each variation on eager and compiled steps: `python -m benchmarks.variations FOLDER [FOLDER …]`.
+"""Prints the effect of each variation on eager and compiled steps: `python -m benchmarks.levers.variations FOLDER [FOLDER …]`.
 
 Background: the recipes inference and vision vary one thing at a time, so that a finding of their sources ("compiling made
 inference slower"; "no EMA, no SyncBN, a smaller batch, AMP") is a row beside the same row without it. Output: Markdown, one table
@@ -23,7 +23,7 @@ from compile_sweep.schema.record import TrialRecord, read
 from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 
-PROG = "python -m benchmarks.variations"
+PROG = "python -m benchmarks.levers.variations"
 _GIB = 2**30
 USUAL = "nothing"
 """Name of the row without variation."""

@@ -9,7 +9,7 @@ something else before.
 Output: for the forward pass and for training, seconds of the first step of either scope with empty caches, in each arrangement,
 and full divided by regional; a JSON file.
 
-    python -m benchmarks.regional_recipe --output regional_recipe.json
+    python -m benchmarks.recipes.regional_recipe --output regional_recipe.json
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import make_room, write_json
 from workloads.layers import NUM_LAYERS
 
-PROG = "python -m benchmarks.regional_recipe"
+PROG = "python -m benchmarks.recipes.regional_recipe"
 LIMIT_S = 300.0
 """Limit for one process, in seconds."""
 

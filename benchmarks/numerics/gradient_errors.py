@@ -6,8 +6,9 @@ weights are drawn anew for each trial. Right steps are those of the built-in tra
 their own dropout, compiled with `aot_eager` once for each and checked at other weights and batches.
 
 Output: a table of shares found, by error, with dropout and without, in float32 and under bfloat16 autocast; and how many checks
-of right steps said what. `python -m benchmarks.gradient_errors 40`. On a GPU, `python -m benchmarks.gradient_errors --gpu` checks
-workloads of a real size under bfloat16 autocast instead, right and with errors in one layer and in all but the last.
+of right steps said what. `python -m benchmarks.numerics.gradient_errors 40`. On a GPU, `python -m
+benchmarks.numerics.gradient_errors --gpu` checks workloads of a real size under bfloat16 autocast instead, right and with errors
+in one layer and in all but the last.
 """
 
 from __future__ import annotations

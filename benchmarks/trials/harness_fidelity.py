@@ -5,8 +5,8 @@ the loop one would write without this project, on the workload's model and batch
 stays alive in a process of its own and takes its turn when told to; each trial is `measure()` in a fresh process. Compile caches
 are shared, because only steady steps count.
 
-Output of `python -m benchmarks.harness_fidelity --output FILE`: steps/s of both for each setting and their ratio, trial over
-loop, which should be 0.98 or more; the same as JSON in FILE. About six minutes on an H200, two of them for cold compiles.
+Output of `python -m benchmarks.trials.harness_fidelity --output FILE`: steps/s of both for each setting and their ratio, trial
+over loop, which should be 0.98 or more; the same as JSON in FILE. About six minutes on an H200, two of them for cold compiles.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def child(kind: str, spelled: str, workload: Captioning, device: torch.device) -
 @contextmanager
 def started(kind: str, spelled: str, arguments: argparse.Namespace, caches: str) -> Iterator[subprocess.Popen[str]]:
     """Starts a child of this script, which ends with the block."""
-    command = [sys.executable, "-m", "benchmarks.harness_fidelity", "--child", kind, "--settings", spelled]
+    command = [sys.executable, "-m", "benchmarks.trials.harness_fidelity", "--child", kind, "--settings", spelled]
     process = subprocess.Popen(
         [*command, "--size", arguments.size, "--device", arguments.device, "--output", str(arguments.output)],
         stdin=subprocess.PIPE,

@@ -7,7 +7,7 @@ operations, or with `--inductor` as a job would be. The gradient check and the c
 timing is left out.
 
 Output: a line of JSON per run in FILE, which a second call continues, and a table of the results.
-`python -m benchmarks.false_alarms FILE 200`; `--report` prints the table alone, `--cuda` runs on the GPU.
+`python -m benchmarks.numerics.false_alarms FILE 200`; `--report` prints the table alone, `--cuda` runs on the GPU.
 """
 
 from __future__ import annotations

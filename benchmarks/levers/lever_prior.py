@@ -6,7 +6,7 @@ nothing else; a sweep of a workload leaves out the entries of its own family of 
 
 Output: orchestrator/search/prior.json, and a table of what the prior expects of each lever on a GPU.
 
-    python -m benchmarks.lever_prior [SWEEP ...]          # by default all under docs/results and benchmarks/tables
+    python -m benchmarks.levers.lever_prior [SWEEP ...]          # by default all under docs/results and benchmarks/tables
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from orchestrator.search import lever_prior
 from orchestrator.search.lever_prior import LeverGain, Prior, gains_in, prior_text
 from orchestrator.search.levers import Lever
 
-PROG = "python -m benchmarks.lever_prior"
-ROOT = Path(__file__).parents[1]
+PROG = "python -m benchmarks.levers.lever_prior"
+ROOT = Path(__file__).parents[2]
 TARGET = Path(lever_prior.__file__).with_name(lever_prior.PRIOR_FILE)
 
 

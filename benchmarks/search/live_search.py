@@ -6,7 +6,7 @@ options:
 
     python -m orchestrator.sweep --searcher gain --time-budget-s 1200 --cache-store none --output live/gain
     python -m orchestrator.sweep --searcher random --time-budget-s 1200 --cache-store none --output live/random
-    python -m benchmarks.live_search live/gain live/random --output live.json --figure live.png
+    python -m benchmarks.search.live_search live/gain live/random --output live.json --figure live.png
 
 Output: for each sweep its trials, how many of them are on the front of all sweeps together, its share of their hypervolume
 at fractions of the budget, and when it reached most of it; a JSON file; a picture of the fronts.
@@ -34,7 +34,7 @@ from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from orchestrator.run.sweep_folder import make_room, write_json
 
-PROG = "python -m benchmarks.live_search"
+PROG = "python -m benchmarks.search.live_search"
 SHARES = (0.25, 0.5, 1.0)
 """Fractions of the budget at which hypervolume is printed."""
 

@@ -7,8 +7,8 @@ show speed: gloo uses the host's memory, and the workers take turns on the GPU. 
 Output: for each case graphs, graph breaks with their reasons, what fell back to eager or got no CUDA graph, and the check of the
 numbers against eager workers; a table, and a JSON file. About two minutes per case on an H200.
 
-    python -m benchmarks.workers_on_one_gpu --output workers_on_one_gpu.json
-    python -m benchmarks.workers_on_one_gpu --output w.json --device cpu --size tiny --settings scope=full,backend=aot_eager
+    python -m benchmarks.trials.workers_on_one_gpu --output workers_on_one_gpu.json
+    python -m benchmarks.trials.workers_on_one_gpu --output w.json --size tiny --device cpu --settings backend=aot_eager
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import make_room, write_json
 
-PROG = "python -m benchmarks.workers_on_one_gpu"
+PROG = "python -m benchmarks.trials.workers_on_one_gpu"
 NUM_WORKERS = 2
 WIDTH = 170
 LIMIT_S = 420.0

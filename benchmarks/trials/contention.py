@@ -9,8 +9,8 @@ if time is short.
 Output: a table, and a JSON file. It compares the wall time of the warm-up window, each in a new process with empty caches. The
 window's steps are the same everywhere and take a second or two; the rest is compiling.
 
-    python -m benchmarks.contention --output contention.json                                       # 4 GPUs
-    python -m benchmarks.contention --output c.json --device cpu --size tiny --side-by-side 2      # a dry run
+    python -m benchmarks.trials.contention --output contention.json                                       # 4 GPUs
+    python -m benchmarks.trials.contention --output c.json --device cpu --size tiny --side-by-side 2      # a dry run
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from orchestrator.guard import cores
 from orchestrator.guard.cpu_pressure import PressureGauge
 from orchestrator.run.sweep_folder import make_room, write_json
 
-PROG = "python -m benchmarks.contention"
+PROG = "python -m benchmarks.trials.contention"
 WORKER = "worker"
 
 
@@ -199,7 +199,9 @@ def _process(job: Job, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
         **(only_gpus([job.index]) if job.device is Device.CUDA else {"CUDA_VISIBLE_DEVICES": ""}),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.contention", WORKER, json.dumps(asdict(job))], env=environment, start_new_session=True
+        [sys.executable, "-m", "benchmarks.trials.contention", WORKER, json.dumps(asdict(job))],
+        env=environment,
+        start_new_session=True,
     )
     try:
         yield process
