@@ -294,16 +294,18 @@ def by_length(found: Recommendation) -> list[str]:
     """Returns a line per range of job lengths, with the setting that is the fastest in it."""
     lines = []
     for reign in found.reigns:
-        until = "" if reign.to_steps is None else f" to {whole(reign.to_steps)}"
-        price = found.job.price_per_gpu_hour
-        gpus = found.job.gpus(int(reign.trial["num_workers"]))
+        price, gpus = found.job.price_per_gpu_hour, found.job.gpus(int(reign.trial["num_workers"]))
         cost = "" if price is None else f", {figure(reign.from_s * gpus * price / 3600)}"
-        if reign.from_steps > 1:
-            lengths = f"from {whole(reign.from_steps)} steps ({duration(reign.from_s)}{cost}){until}"
-        else:
-            lengths = "at any length" if reign.to_steps is None else f"up to {whole(reign.to_steps)} steps"
-        lines.append(f"{lengths}: “{reign.trial['setting_name']}”")
+        lines.append(f"{lengths_of(reign, cost)}: “{reign.trial['setting_name']}”")
     return lines
+
+
+def lengths_of(reign: Reign, cost: str = "") -> str:
+    """Describes the range of job lengths in which a setting is the fastest."""
+    until = "" if reign.to_steps is None else f" to {whole(reign.to_steps)}"
+    if reign.from_steps > 1:
+        return f"from {whole(reign.from_steps)} steps ({duration(reign.from_s)}{cost}){until}"
+    return "at any length" if reign.to_steps is None else f"up to {whole(reign.to_steps)} steps"
 
 
 def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:

@@ -31,14 +31,14 @@ from analysis.choose.uncertainty import uncertain_front
 from analysis.columns import COMPILE_PHASES
 from analysis.decision_text import MEMORY_MORE, SENTENCES, STARTS, TILES
 from analysis.figures import BreakEvenInfo, break_even_data, break_even_figure, break_even_info, plotly_script
-from analysis.formatting import MISSING, gib, instant, text
+from analysis.formatting import MISSING, duration, gib, instant, text
 from analysis.load import SweepInfo, load_for_analysis, load_sweep
 from analysis.page.charts import Chart, as_json, fronts, page_charts
 from analysis.page.slowness import reasons
 from analysis.page.table import static_table, table, table_data, unusable
 from analysis.page.trial_folds import trial_folds
 from analysis.page.verdict import cautions, front_list, none_usable
-from analysis.recommend import Recommendation, recommend, tiles, verdict
+from analysis.recommend import Recommendation, lengths_of, recommend, tiles, verdict
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.journal import read_regular
@@ -84,12 +84,15 @@ def _best(folder: Path) -> Best | None:
         return None
 
 
+_MOST_RANKS = 5
+"""As many as the page's script shows, break_even.js."""
+
 _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_even.js", "page.js")
 
 
 _NOSCRIPT_CSS = (
-    "nav, #theme, #job, .choices, .controls, .halves, .chart, .copy-command, section:has(> .wide > .chart), "
-    "section:has(> #break-even-chart), #chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; }"
+    "nav, #theme, #job, .choices, .controls, .chart, .copy-command, section:has(> .wide > .chart), "
+    ".chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; }"
 )
 """Hides what needs a script: without one, charts are empty and controls do nothing."""
 
@@ -146,6 +149,8 @@ def report_page(folder: Path, *, version: str = "") -> str:
         front=front_list(df, found, uncertain),
         next=what_next(folder),
         usual_steps=USUAL_STEPS,
+        ranking=_ranking(jobs),
+        reigns=[(lengths_of(reign), str(reign.trial["setting_name"])) for reign in jobs.reigns],
         why_charts=why,
         detail_charts=details,
         rows=rows,
@@ -169,6 +174,22 @@ def report_page(folder: Path, *, version: str = "") -> str:
         plotly=_packed_plotly(),
         data=packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
     )
+
+
+class Rank(NamedTuple):
+    """One of the fastest settings for a job of usual length."""
+
+    label: str
+    total_s: float
+    total: str
+    starts: str
+
+
+def _ranking(jobs: BreakEvenInfo) -> list[Rank]:
+    """Returns the fastest settings for a job of usual length that starts once, cold; the page's script does it for any job."""
+    ranks = [(one.cold_s + USUAL_STEPS * one.step_s, one) for one in jobs.settings]
+    fastest = sorted(ranks, key=lambda rank: rank[0])[:_MOST_RANKS]
+    return [Rank(one.label, total_s, duration(total_s), duration(one.cold_s)) for total_s, one in fastest]
 
 
 def _job_data(jobs: BreakEvenInfo) -> dict[str, Any]:

@@ -111,13 +111,16 @@ def test_a_telephone_that_is_turned_shows_what_a_page_opened_that_way_does(
             )
 
 
-@pytest.mark.parametrize(("width", "dark"), [(390, True), (800, False)])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (768, False)])
 def test_a_small_screen_needs_no_sideways_scrolling(
     browser: sync_api.Browser, report_on: ReportOn, width: int, dark: bool
 ) -> None:
     records = [*typical_trials(), trial("scope=modular,dynamic=true", status=Status.FAILED, reason="x" * 500)]
     with Visit(browser, report_on(records), width=width, dark=dark) as visit:
         assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        assert visit.page.evaluate(
+            "[...document.querySelectorAll('.tiles b')].every((one) => one.scrollWidth <= one.clientWidth)"
+        )
         red, green, blue = visit.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
         assert (red + green + blue < 3 * 60) == dark
 

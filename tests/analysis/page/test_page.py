@@ -32,6 +32,20 @@ def offer(folder: Path, **told: object) -> None:
 
 
 @pytest.mark.slow
+def test_the_break_even_lists_are_in_the_page_before_its_data_is_unpacked(make_sweep: MakeSweep) -> None:
+    page = page_of(make_sweep(SMALL))
+    ranking = re.search(r'<ol id="job-ranking".*?</ol>', page, flags=re.DOTALL)
+    flips = re.search(r'<ul id="job-flips".*?</ul>', page, flags=re.DOTALL)
+    assert ranking
+    assert flips
+    assert re.findall(r"<li><span>(.*?)</span>", ranking[0]) == ["A2 full, static", "A1 eager"]
+    assert "including 50 s for starts" in ranking[0]
+    lengths = [re.sub("<.*?>", "", line) for line in re.findall(r"<li>(.*?)</li>", flips[0])]
+    assert [line.rpartition(": ")[2] for line in lengths] == ["A1 eager", "A2 full, static"]
+    assert lengths[0].startswith("up to ")
+
+
+@pytest.mark.slow
 def test_best_py_is_linked_with_how_its_run_went(make_sweep: MakeSweep) -> None:
     folder = make_sweep(SMALL)
     assert "compile-sweep export DIR --steps 100000" in page_of(folder)
