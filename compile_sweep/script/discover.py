@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch._functorch import eager_transforms
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -104,6 +105,8 @@ class Discovery:
     """Modules without trained parameters that are called on a target's outputs, such as `nn.CrossEntropyLoss()`."""
     loss_functions: list[str] = field(default_factory=list)
     """Names of functions of `torch.nn.functional` that are called on a target's outputs."""
+    num_functional: int = 0
+    """Number of gradients taken by torch.func."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
@@ -217,11 +220,14 @@ class Watch:
     Args:
         on_step: Called after each step, with whether there is more to discover.
         on_over: Called once, after the watching code is removed and before the called module runs.
+        on_functional: Called before torch.func takes a gradient.
     """
 
-    def __init__(self, on_step: Callable[[], None], on_over: Callable[[], None]) -> None:
+    def __init__(
+        self, on_step: Callable[[], None], on_over: Callable[[], None], on_functional: Callable[[], None] = lambda: None
+    ) -> None:
         self.found = Discovery()
-        self._on_step, self._on_over = on_step, on_over
+        self._on_step, self._on_over, self._on_functional = on_step, on_over, on_functional
         self._undo = ExitStack()
         self._is_over = False
 
@@ -260,6 +266,18 @@ class Watch:
         self._undo.enter_context(replaced(nn.Module, "__call__", called_by))
         for name in LOSS_FUNCTIONS:
             self._undo.enter_context(replaced(nn.functional, name, noting(name)))
+
+        def taking(gradients: Callable[..., Any]) -> Callable[..., Any]:
+            def taken(*args: Any, **kwargs: Any) -> Any:
+                found.num_functional += 1
+                self._on_functional()
+                return gradients(*args, **kwargs)
+
+            return taken
+
+        for name in ("grad_and_value_impl", "_vjp_with_argnums"):
+            if hasattr(eager_transforms, name):
+                self._undo.enter_context(replaced(eager_transforms, name, taking))
         self._undo.enter_context(replaced(Optimizer, "__init__", constructed_by))
         self._undo.callback(register_optimizer_step_post_hook(stepped).remove)
         self._undo.callback(torch.compiler.set_stance, "default")

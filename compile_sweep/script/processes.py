@@ -1,8 +1,8 @@
 """Watches what processes a script starts, because only its own process is measured.
 
-A script that launches its training (`torch.multiprocessing.spawn`, torchrun in a subprocess) is refused at once. Forked processes
-inherit the hooks of the measurement; in them nothing is measured, and one that trains ends the trial unless the script itself had
-trained before.
+A script that launches its training (`torch.multiprocessing.spawn`, torchrun in a subprocess) is refused at once. Processes that
+it starts with `multiprocessing` before it has trained itself report their first backward pass or step in a file, which ends the
+trial. Forked processes inherit the hooks of the measurement; in them nothing is measured.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data._utils.worker import _worker_loop
 
 from compile_sweep.script.replace import replaced
 
@@ -44,16 +47,17 @@ class Processes:
     Args:
         refuse: Called with the reason when the script starts what cannot be measured; does not return.
         has_trained: Tells whether the script has trained in its own process.
+        report: File in which a process reports that it trains; None for nowhere.
     """
 
-    def __init__(self, *, refuse: Callable[[str], None], has_trained: Callable[[], bool]) -> None:
+    def __init__(self, *, refuse: Callable[[str], None], has_trained: Callable[[], bool], report: Path | None = None) -> None:
         self.number = 0
         """Number of processes that were started with `multiprocessing`."""
         self.scripts: list[str] = []
         """Python files that were run in other processes."""
         self.trained_before = False
         """Whether the script had trained when it last started a process with `multiprocessing`."""
-        self._refuse, self._has_trained = refuse, has_trained
+        self._refuse, self._has_trained, self._report = refuse, has_trained, report
         self._process = os.getpid()
 
     @property
@@ -78,6 +82,8 @@ class Processes:
         def noted(process: BaseProcess) -> None:
             self.number += 1
             self.trained_before = self._has_trained()
+            if self._report is not None and not self.trained_before and getattr(process, "_target", None) is not _worker_loop:
+                process.run = Reporting(process, self._report)  # type: ignore[method-assign]
             start(process)
 
         return noted
@@ -108,6 +114,55 @@ class Processes:
             )
         if words and _PYTHON.match(os.path.basename(words[0])) and words[1:2] and words[1].endswith(".py"):
             self.scripts.append(words[1])
+
+
+class Reporting:
+    """Runs what a process is to run, and reports its first backward pass or step; goes to the process with it.
+
+    Args:
+        process: The process, which has not been started.
+        report: File to write the sentence about it to.
+    """
+
+    def __init__(self, process: BaseProcess, report: Path) -> None:
+        self._process, self._report = process, report
+
+    def __call__(self) -> None:
+        """Runs it, in the new process."""
+        has_reported = False
+
+        def report() -> None:
+            nonlocal has_reported
+            if not has_reported:
+                has_reported = True
+                written = self._report.with_name(f"{self._report.name}-{os.getpid()}")
+                written.write_text(_elsewhere(self._process), encoding="utf-8")
+                os.replace(written, self._report)
+
+        def reporting(backward: Callable[..., None]) -> Callable[..., None]:
+            def reported(*args: Any, **kwargs: Any) -> None:
+                report()
+                backward(*args, **kwargs)
+
+            return reported
+
+        hook = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: report())
+        try:
+            with replaced(torch.autograd, "backward", reporting):
+                type(self._process).run(self._process)
+        finally:
+            hook.remove()
+
+
+def _elsewhere(process: BaseProcess) -> str:
+    """Says that a process trains, and what to do."""
+    target = getattr(process, "_target", None)
+    is_pools = getattr(target, "__module__", "") in ("multiprocessing.pool", "concurrent.futures.process")
+    runs = "a worker of a pool" if is_pools else f"which runs {getattr(target, '__name__', type(process).__name__)}"
+    return (
+        f"the script trains in a process that it starts itself with multiprocessing, {runs}, where nothing can be measured; "
+        "write it for torchrun, which sets RANK and WORLD_SIZE, and give --workers-per-trial, or have it train in its own process"
+    )
 
 
 def words_of(command: Any) -> list[str]:

@@ -35,8 +35,8 @@ from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.processes import ELSEWHERE
 from compile_sweep.script.sandbox import keeping_writes
-from compile_sweep.script.session import NO_OPTIMIZER, Kind, Session, Stop, leave
-from compile_sweep.script.trial import BUNDLE
+from compile_sweep.script.session import FUNCTIONAL, NO_OPTIMIZER, Kind, Session, Stop, leave
+from compile_sweep.script.trial import BUNDLE, TRAINED_ELSEWHERE
 
 LEAVING_S = 10.0
 """Seconds that the script's `finally` blocks may take once everything is measured."""
@@ -123,6 +123,7 @@ def main(assignment: Path) -> None:
         kind=kind,
         protocol=Protocol(**told.get("protocol", {})),
         forward_seed=told.get("forward_seed", 0),
+        report=assignment.parent / TRAINED_ELSEWHERE,
         on_phase=reporter.on_phase,
         on_discovered=reporter.on_discovered,
         on_first_pass=reporter.on_first_pass,
@@ -257,6 +258,8 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
             return ScriptError(f"the script ended after {steps} steps with the message {str(code).strip()[:200]!r}")
         hint = "; it may not know one of its arguments, which stand behind --" if code == 2 else ""
         return ScriptError(f"the script ended with exit code {code} after {steps} steps{hint}; {SEE_OUTPUT}")
+    if session.is_functional:
+        return ScriptError(FUNCTIONAL)
     if session.other_steps:
         return ScriptError(
             f"the script trained one model for {steps} steps and then others for {session.other_steps}, as cross-validation "

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,15 @@ NO_MODULE = (
     "model(x), not its forward or functions of its parameters"
 )
 
+MAX_FUNCTIONAL = 50
+"""Number of gradients taken by torch.func after which a script without a backward pass counts as training by them."""
+
+FUNCTIONAL = (
+    "the script takes its gradients by torch.func, as by grad of a functional_call, where a compiled module runs uncompiled; "
+    "have it call the module itself, model(x), and loss.backward(), and if then no optimizer of torch.optim steps, mark its "
+    "steps: for batch in compile_sweep.steps(loader)"
+)
+
 TAKES_OVER_AFTER = 2
 """Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
@@ -105,6 +115,7 @@ class Session:
         kind: Purpose of the run.
         protocol: How long to measure.
         forward_seed: Seed of the forward's random numbers while steps are recorded.
+        report: File in which a process that the script starts reports that it trains.
         on_phase: Called when a phase begins.
         on_discovered: Called when it is known what the script trains.
         on_first_pass: Called when the first pass is timed.
@@ -118,6 +129,7 @@ class Session:
         kind: Kind = Kind.MEASURED,
         protocol: Protocol | None = None,
         forward_seed: int = 0,
+        report: Path | None = None,
         on_phase: Callable[[Phase], None] = lambda phase: None,
         on_discovered: Callable[[Session], None] = lambda session: None,
         on_first_pass: Callable[[Session], None] = lambda session: None,
@@ -148,10 +160,12 @@ class Session:
         """Number of backward passes."""
         self.other_steps = 0
         """Steps, since the discovery, of optimizers that train modules other than the measured ones."""
-        self.processes = Processes(refuse=lambda reason: self._fail(ScriptError(reason)), has_trained=lambda: self.num_losses > 0)
+        self.processes = Processes(
+            refuse=lambda reason: self._fail(ScriptError(reason)), has_trained=lambda: self.num_losses > 0, report=report
+        )
         """Processes that the script started."""
         self._on_phase, self._on_discovered, self._on_first_pass, self._on_over = on_phase, on_discovered, on_first_pass, on_over
-        self._watch = Watch(self._watched_step, self._discovered)
+        self._watch = Watch(self._watched_step, self._discovered, self._take_functional)
         self._undo, self._hooks = ExitStack(), ExitStack()
         self._anchor: Optimizer | None = None
         """The optimizer whose step ends a step."""
@@ -221,6 +235,15 @@ class Session:
                 self._end(stops=False)
         return self._is_over
 
+    @property
+    def is_functional(self) -> bool:
+        """Whether the script has taken gradients by torch.func only."""
+        return self.found.num_functional > 0 and not self.num_losses
+
+    def _take_functional(self) -> None:
+        if self.is_functional and self.found.num_functional > MAX_FUNCTIONAL:
+            self._fail(ScriptError(FUNCTIONAL))
+
     def _watched_step(self) -> None:
         self._step_losses.clear()
         if self.processes.is_fork:
@@ -228,7 +251,7 @@ class Session:
                 self._fail(ScriptError(ELSEWHERE))
             return
         if not self.found.targets and self.found.num_steps >= MAX_STEPS:  # watching ends in a module's call, and there was none
-            self._fail(ScriptError(NO_MODULE))
+            self._fail(ScriptError(FUNCTIONAL if self.is_functional else NO_MODULE))
 
     def _discovered(self) -> None:
         """Applies the settings, and sets the hooks that mark steps from here on."""
@@ -241,6 +264,8 @@ class Session:
 
     def _begin(self) -> None:
         found = self.found
+        if self.is_functional:
+            raise ScriptError(FUNCTIONAL)
         if not found.targets:
             raise ScriptError(NO_MODULE)
         name_targets(found.targets, vars(sys.modules["__main__"]))

@@ -38,6 +38,9 @@ POLL_S = 0.1
 BUNDLE = "bundle"
 """File in a run's folder with what torch compiled."""
 
+TRAINED_ELSEWHERE = "trained-elsewhere"
+"""File in a run's folder with the sentence about a process of the script's that trains."""
+
 MAX_WRITTEN_BYTES = 50 * 2**30
 """Maximum bytes that a script may write in a trial."""
 
@@ -251,6 +254,8 @@ class ScriptTrial:
         finally:
             process.end()
         output = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:] if log and log.exists() else []
+        if (elsewhere := folder / TRAINED_ELSEWHERE).exists():
+            raise RunFailed("ScriptError", elsewhere.read_text(encoding="utf-8"))
         written = folder / "outcome"
         if not written.exists():
             raise RunFailed(None, _how_it_ended(code), output=output)
@@ -278,6 +283,8 @@ class ScriptTrial:
             code = process.poll()  # before progress is read, so that its last part is not missed
             if code is None:
                 time.sleep(POLL_S)
+                if (folder / TRAINED_ELSEWHERE).exists():
+                    return 1
                 if time.monotonic() > self.ends_at:
                     raise OutOfTime(_progress(folder))
             if not self.job.in_place and time.monotonic() - looked_at > _LOOKS_EVERY_S:

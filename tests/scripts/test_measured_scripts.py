@@ -233,6 +233,16 @@ def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str,
         assert session.step_size()[0] == samples
 
 
+FUNCTIONAL = """
+import torch
+from torch.func import functional_call, grad, grad_and_value
+m = torch.nn.Linear(2, 1)
+p = {name: w.detach() for name, w in m.named_parameters()}
+def loss(p):
+    return functional_call(m, p, (torch.ones(4, 2),)).square().mean()
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -256,6 +266,13 @@ def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str,
             "import torch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
             "for _ in range(8):\n    m(torch.ones(4, 2)).sum().backward()\n    o.step()\n",
             "ended after 8 steps",
+        ),
+        (f"{FUNCTIONAL}while True:\n    g = grad(loss)(p)\n", "takes its gradients by torch.func"),
+        (f"{FUNCTIONAL}for _ in range(3):\n    g = grad_and_value(loss)(p)\n", "mark its steps: for batch in"),
+        (
+            f"{FUNCTIONAL}o = torch.optim.SGD(m.parameters(), lr=0.1)\nwhile True:\n    g = grad(loss)(p)\n"
+            "    for name, w in m.named_parameters():\n        w.grad = g[name]\n    o.step()\n",
+            "takes its gradients by torch.func",
         ),
         (
             "import torch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
@@ -293,6 +310,16 @@ def test_a_script_that_trains_in_forked_processes_is_told_without_waiting_for_th
     (folder / "forks.py").write_text(FORKED.replace("STEPS", "10**9") + "fork()\n")
     _, error = run("forks.py", "scope=eager")
     assert "never trains in its own process" in str(error)
+
+
+def test_gradients_within_a_loss_are_not_taken_for_training_by_torch_func(run: Run, folder: Path) -> None:
+    (folder / "inner.py").write_text(
+        f"{FUNCTIONAL}o = torch.optim.SGD(m.parameters(), lr=0.1)\nslope = grad(lambda x: m(x).sum())\nfor _ in range(3000):\n"
+        "    o.zero_grad()\n    (m(torch.randn(4, 2)).mean() + slope(torch.randn(4, 2)).square().mean()).backward()\n"
+        "    o.step()\n"
+    )
+    session, error = run("inner.py", "scope=eager")
+    assert error is session.error is None
 
 
 def test_a_process_that_a_training_script_forks_trains_without_being_measured(run: Run, folder: Path) -> None:

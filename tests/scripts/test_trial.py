@@ -105,6 +105,50 @@ def test_a_script_that_fails_says_why(folder: Path, tmp_path: Path) -> None:
         trial.run()
 
 
+SPAWNING = """
+import multiprocessing as mp
+import torch
+
+def train(rank):
+    model = torch.nn.Linear(8, 1)
+    while True:
+        model(torch.randn(4, 8)).square().mean().backward()
+
+if __name__ == "__main__":
+    CALL
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("mp.get_context('fork').Pool(1).map(train, [0])", "with multiprocessing, a worker of a pool, where"),
+        (
+            "p = mp.get_context('spawn').Process(target=train, args=(0,)); p.start(); p.join()",
+            "multiprocessing, which runs train,",
+        ),
+    ],
+)
+def test_a_script_that_trains_in_processes_of_its_own_is_told_at_their_first_step(
+    call: str, said: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "spawning.py").write_text(SPAWNING.replace("CALL", call))
+    (tmp_path / "run").mkdir()
+    trial = ScriptTrial(
+        job=ScriptJob.of("spawning.py", folder=str(folder)),
+        settings=CompileSettings.parse("scope=full"),
+        base=tmp_path,
+        references=tmp_path / "references",
+        environment=ENVIRONMENT,
+        shows_output=False,
+    )
+    with pytest.raises(RunFailed, match=said) as error:
+        trial.run_once(tmp_path / "run")
+    assert "write it for torchrun" in error.value.sentence
+    assert error.value.output == ()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "settings", "gradients"),
