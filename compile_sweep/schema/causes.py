@@ -29,17 +29,20 @@ class Cause:
     """Pattern of torch's headline of a graph break; empty matches any."""
     explanation: str = ""
     """Pattern of the explanation below torch's headline; empty matches any."""
+    inside: str = ""
+    """Pattern of the place in torch or another library that the user's line led to; empty matches any."""
     guard: str = ""
     """Pattern of a failed guard, matched from its beginning."""
 
 
-def _break(name: str, advice: str, *, headline: str = "", explanation: str = "") -> Cause:
-    return Cause(name=name, advice=advice, headline=headline, explanation=explanation)
+def _break(name: str, advice: str, *, headline: str = "", explanation: str = "", inside: str = "") -> Cause:
+    return Cause(name=name, advice=advice, headline=headline, explanation=explanation, inside=inside)
 
 
 _DRAW_WITH_TORCH = (
-    "draw with torch, which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) instead of `if`; or draw "
-    "before the forward and pass the result in as a tensor"
+    "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
+    "instead of `if`; or draw before the forward and pass the result in as a tensor; pick one of several modules outside "
+    "compiled code"
 )
 _VALUE_OF_A_TENSOR = (
     "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and not "
@@ -76,7 +79,18 @@ _FUNCTION = (
     "torch.library.custom_op and register_autograd"
 )
 
+_SCRIPTED = (
+    "torch.compile cannot look into modules made by torch.jit.script or trace: use the plain module that they were made of"
+)
+
+_CONTEXT = (
+    "enter the context outside compiled code; a break inside a `with` also leaves the whole function uncompiled, so fix that one "
+    "first"
+)
+
 _SYSTEM = "read files and clocks and call the operating system outside the forward, and pass in what it needs"
+
+_MEMORY = "give the tensor its size when it is made, x.new_empty(size), and share or resize its memory outside compiled code"
 
 _NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
 
@@ -102,6 +116,14 @@ BREAKS = (
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
         r"|\(random_value\)",
+    ),
+    _break("numpy and scipy", _NUMPY, explanation=r"\(numpy\."),
+    _break(
+        "causal mask",
+        "pass is_causal=True beside the mask, self.encoder(x, mask, is_causal=True); otherwise torch.nn compares the mask's "
+        "values to find out",
+        headline=r"Tensor\.item\(\)|[Dd]ata.dependent",
+        inside=r"torch/nn/modules/transformer\.py",
     ),
     _break("value of a tensor", _VALUE_OF_A_TENSOR, headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator"),
     _break(
@@ -143,7 +165,7 @@ BREAKS = (
         "function handed to torch.autograd.functional",
         "use its counterpart in torch.func, which can be compiled: torch.func.jacrev, hessian, vjp or jvp",
         headline=r"convert args/kwargs to proxy",
-        explanation=r"UserFunctionVariable|LambdaVariable",
+        explanation=r"UserFunctionVariable|LambdaVariable|NNModuleVariable",
     ),
     _break("tensor subclass", _SUBCLASS, headline=r"convert args/kwargs to proxy"),
     _break("tensor subclass", _SUBCLASS, explanation=r"_make_wrapper_subclass"),
@@ -151,7 +173,18 @@ BREAKS = (
     _break(
         "print, logging and warnings",
         _PRINT,
-        explanation=r"builtin operator `print`|`_?warnings\.|Logging\w*Variable|method `(write|flush)`|function `tqdm\.",
+        explanation=r"builtin operator `(print`|(str|repr|format)` .*'Tensor')|`_?warnings\.|Logging\w*Variable"
+        r"|method `(write|flush)`",
+    ),
+    _break(
+        "progress bar",
+        "loop over the modules themselves, `for layer in self.layers`, and keep progress bars around whole steps",
+        explanation=r"function `(tqdm\.|.*` in file `tqdm/)",
+    ),
+    _break(
+        "checkpoints of a sequence",
+        "call torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False) for each part, which can be compiled",
+        explanation=r"function `checkpoint_sequential`",
     ),
     _break(
         "file, clock or system call",
@@ -175,12 +208,13 @@ BREAKS = (
         "gradient taken in the forward",
         "set torch._dynamo.config.trace_autograd_ops = True, or leave the code that takes the gradient eager and compile the "
         "modules it calls; a second derivative through compiled code is not possible",
-        headline=r"torch\.autograd\.grad|Tensor\.backward\(\)|requires_grad_\(\) intermediate",
+        headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
     ),
     _break(
         "requires_grad_() in the forward",
-        "call requires_grad_() on the tensor before the forward, outside compiled code",
-        headline=r"Tensor\.requires_grad_\(\)|setattr\(\) on Tensor\.requires_grad",
+        "call requires_grad_() on the tensor, or make it with torch.func.stack_module_state, before the forward and outside "
+        "compiled code",
+        headline=r"Tensor\.requires_grad_\(\)|setattr\(\) on Tensor\.requires_grad|requires_grad_\(\) intermediate",
     ),
     _break("sparse tensor", _DENSE, headline=r"sparse Tensor"),
     _break("sparse tensor", _DENSE, explanation=r"`[^`]*\bsparse_\w+_tensor"),
@@ -229,12 +263,13 @@ BREAKS = (
     ),
     _break(
         "TorchScript module",
-        "torch.compile cannot look into modules made by torch.jit.script or trace: use the plain module that they were made of",
+        _SCRIPTED,
         headline=r"torch\.jit\.",
     ),
+    _break("TorchScript module", _SCRIPTED, explanation=r"_CachedForward\."),
     _break(
         "copy of a tensor by Python",
-        "use x.clone(), which can be compiled, instead of copy.deepcopy(x)",
+        "use x.clone(), which can be compiled, instead of copy.deepcopy(x); copy modules before the step",
         headline=r"copy\.deepcopy",
     ),
     _break(
@@ -250,14 +285,31 @@ BREAKS = (
     _break("custom autograd.Function", _FUNCTION, explanation=r"of class `\w+Backward`"),
     _break(
         "context manager",
-        "enter the context outside compiled code; a break inside a `with` also leaves the whole function uncompiled, so fix "
-        "that one first",
+        _CONTEXT,
         headline=r"[Cc]ontext ?manager|ContextWrapping",
     ),
+    _break("context manager", _CONTEXT, explanation=r"function `(save_on_cpu|saved_tensors_hooks)\."),
     _break(
         "break in a loop",
         "a break inside a loop leaves the whole function uncompiled: fix the break inside the loop first",
         headline=r"graph break in loop",
+    ),
+    _break(
+        "set of tensors",
+        "torch.compile cannot trace sets of tensors: use a list, or a set of names",
+        headline=r"set with tensors",
+    ),
+    _break(
+        "memory of a tensor",
+        _MEMORY,
+        headline=r"Tensor\.resize_\(\)|Tensor\.set_\(\)",
+    ),
+    _break("memory of a tensor", _MEMORY, explanation=r"method `share_memory_`"),
+    _break(
+        "exception in the forward",
+        "the forward raises an exception here: fix that if it does so without torch.compile, too; if its caller catches it, "
+        "catch it in the forward, or leave this call eager",
+        headline=r"Observed exception",
     ),
     _break("numpy and scipy", _NUMPY, headline=r"numpy function unsupported|ndarray attribute"),
     _break("numpy and scipy", _NUMPY, explanation=r"`[^`]*\b(numpy|scipy)[./]|of class `ufunc`"),
@@ -283,6 +335,14 @@ def _guard(name: str, guard: str, advice: str) -> Cause:
     return Cause(name=name, advice=advice, guard=guard)
 
 
+_NEVER_IN_PLACE = (
+    "never change it in place in the forward that reads it, which in torch 2.13 can give wrong gradients without an error"
+)
+_IN_A_BUFFER = (
+    "keep it in a buffer, self.register_buffer('steps', torch.zeros(())), and change that after the backward or assign a new "
+    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}"
+)
+
 _MADE_AT_FIRST = (
     "what the first forward creates needs a graph of its own: create it in __init__, or run one forward before compiling"
 )
@@ -301,7 +361,7 @@ GUARDS = (
     ),
     _guard(
         "value read from a tensor",
-        r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+",
+        r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) ",
         "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
         "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
     ),
@@ -350,21 +410,27 @@ GUARDS = (
         "modules are added during training: create them in __init__, before compiling",
     ),
     _guard(
+        "gradient read in the forward",
+        r"\S+\.grad is (not )?None",
+        "parameters have no gradient in the first step or after zero_grad(), and each case takes a graph: read, clip and clear "
+        "gradients after the backward, outside compiled code, or accept one graph more",
+    ),
+    _guard(
         "made in the first forward",
         r"not hasattr\(",
         _MADE_AT_FIRST,
     ),
     _guard(
         "list or dictionary that grows",
-        r"len\(|not |KeyError|\S+ == (set\(\)|\{)",
-        "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, or write it to a buffer "
-        "of fixed size",
+        r"len\(|not |KeyError|\S+ == (set\(\)|\{)|list\(dict\.keys\(",
+        "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, and keys the same in every "
+        "step, or write it to a buffer of fixed size that the forward does not read",
     ),
     _guard(
         "dropout that changes",
-        r".*drop\w*\.p\b.* == ",
+        r".*drop\w*\.p\b.* == |\S+\.p == 0?\.\d",
         "torch.compile treats dropout's probability as a constant: write dropout out with a tensor, x * (torch.rand_like(x) "
-        ">= self.p) / (1 - self.p), where self.p is a buffer",
+        ">= self.p) / (1 - self.p), where self.p is a buffer that is changed after the backward",
     ),
     _guard(
         "blocks of different sizes",
@@ -382,22 +448,35 @@ GUARDS = (
         "global number",
         r"G\[\S+ == -?\d",
         "a global Python number changes from step to step, and each of its values needs its own graph: change it outside "
-        "compiled code and pass it in as a tensor, or make it a buffer of the model that is updated in place",
+        f"compiled code and pass it in as a tensor, or {_IN_A_BUFFER}",
+    ),
+    _guard(
+        "number that the forward is given",
+        r"[A-Za-z]\w*(\[('\w+'|\d+)\])* == -?\d",
+        "each value of this Python number takes a graph: hand it in as a tensor, torch.tensor(step); to pick one of several "
+        "tensors, stack them and index with a tensor of one element, torch.stack(tables)[torch.tensor([step])]; pick one of "
+        "several modules outside compiled code; dynamic=auto lets a number vary that selects nothing",
+    ),
+    _guard(
+        "setting of a torch.nn module",
+        r"\S+\.(momentum|eps|label_smoothing|negative_slope) == ",
+        "modules of torch.nn take this as a number, and each of its values takes a graph: change it rarely, such as once an "
+        "epoch, with a recompile_limit above the number of its values",
     ),
     _guard(
         "module's counter",
         r"\S+ == -?\d+(?![\d.])",
-        "a Python integer changes: make it a buffer, self.register_buffer('steps', torch.zeros(())), or let it vary with "
-        "dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; if it selects a branch, select it outside compiled code",
+        f"a Python integer changes: {_IN_A_BUFFER}; or let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; "
+        "if it selects a branch or a module, select it outside compiled code",
     ),
     _guard(
         "Python number that changes",
-        r".* == -?\d+\.",
-        "a Python number changes from step to step: make it a tensor, such as a buffer that is updated in place",
+        r".* == -?\d|___normalize_count_iter",
+        f"a Python number changes from step to step: hand it in as a tensor, or {_IN_A_BUFFER}",
     ),
     _guard(
         "number that crosses a limit",
-        r"(?!.*\.size\(\)\[)\S+ (<=|<|>=|>|!=) -?\d",
+        r"(?!.*\.size\(\)\[)(\S+|\(.+\)) (<=|<|>=|>|!=) -?\d",
         "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
         "steps, so time both sides separately, or compare outside compiled code",
     ),
@@ -410,7 +489,7 @@ GUARDS = (
         "Python value that changes",
         r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
         "each of its values needs a graph of its own: a few are fine; if there are many, decide outside compiled code, or "
-        "make it a tensor",
+        "make it a tensor; leave texts that nothing is computed from, such as names of files, out of the forward",
     ),
     _guard(
         "identity of an object",
@@ -457,12 +536,39 @@ ERRORS = (
     ),
     Cause(name="custom operator without a fake implementation", headline=r"no fake impl", advice=_FAKE),
     Cause(
+        name="changed in place before the backward",
+        headline=r"needed for gradient computation has been modified by an inplace operation",
+        advice="compiled code keeps other tensors for its backward than eager: assign a new tensor in place of x.mul_() or "
+        "x.copy_(), or change it after the backward",
+    ),
+    Cause(
+        name="operator that fails",
+        headline=r"when making fake tensor call|Dynamo failed to run FX node with fake tensors",
+        advice="an operator refuses these tensors: if the forward catches its exception, decide by shapes or dtypes instead, "
+        "because compiled code cannot; otherwise fix the call, which fails without torch.compile, too",
+    ),
+    Cause(
         name="fullgraph",
         headline=r"fullgraph",
         advice="remove fullgraph=on, and fix the graph break that the error names",
     ),
 )
 """Causes of compiler errors, matched against their text."""
+
+EXCEPTIONS = (
+    Cause(
+        name="schedule that ends",
+        headline=r"Tried to step \d+ times\. The specified number of total steps",
+        advice="the learning rate's schedule has fewer steps than a trial makes, which warms up, times and compares: give it the "
+        "number of steps of a whole training run",
+    ),
+    Cause(
+        name="numpy computed by torch",
+        headline=r"only 0-dimensional arrays can be converted",
+        advice=f"torch.compile replaces numpy's functions by its own, some of which return arrays of another shape: {_NUMPY}",
+    ),
+)
+"""Causes of other exceptions that a trial may raise, matched against their text."""
 
 MEMORY_ADVICE = (
     "use a smaller batch, scope=regional or mode=default, or turn off CUDA graphs, which keep a memory pool of their own"
@@ -473,9 +579,18 @@ def cause_of_break(text: str) -> Cause | None:
     """Returns the cause of a graph break as records hold it: `place: headline`, then lines that start with their kind."""
     head, *rest = text.splitlines()
     headline = head.partition(": ")[2] or head
-    explanation = next((line.strip() for line in rest if line.strip().startswith("explanation: ")), "")
+    explanation, inside = (
+        next((line.strip() for line in rest if line.strip().startswith(f"{kind}: ")), "") for kind in ("explanation", "inside")
+    )
     return next(
-        (cause for cause in BREAKS if re.search(cause.headline, headline) and re.search(cause.explanation, explanation)), None
+        (
+            cause
+            for cause in BREAKS
+            if re.search(cause.headline, headline)
+            and re.search(cause.explanation, explanation)
+            and re.search(cause.inside, inside)
+        ),
+        None,
     )
 
 
@@ -576,7 +691,7 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
 def named_advice(cause: Cause, source: str) -> str:
     """Returns the advice on a guard, with the attribute's own name in the code that it shows."""
     attribute = source.rpartition(".")[2]
-    return cause.advice.replace("'steps'", f"'{attribute}'") if attribute.isidentifier() else cause.advice
+    return re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice) if attribute.isidentifier() else cause.advice
 
 
 def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
@@ -601,7 +716,10 @@ _FALLBACKS = (
 )
 
 _SKIPS = (
-    (r"mutated inputs|input mutation", "do not change an input in place: work on a clone, or make it a buffer of the model"),
+    (
+        r"mutated inputs|input mutation",
+        "do not change an input in place: work on a clone, or make it a buffer of the model that the forward only writes to",
+    ),
     (r"cpu (device|ops)", "move that tensor to the GPU before the forward, or leave CUDA graphs off"),
     (r"multiple devices", "keep the whole step on one GPU, or leave CUDA graphs off"),
     (r"re-?recording", "memory moves between steps: keep gradients in place (static_gradients=on), or leave CUDA graphs off"),
@@ -618,6 +736,11 @@ def advice_on_cudagraph_skip(text: str) -> str:
 def advice_on_error(text: str) -> str | None:
     """Returns what helps against a compiler error."""
     return next((cause.advice for cause in ERRORS if re.search(cause.headline, text)), None)
+
+
+def advice_on_exception(text: str) -> str | None:
+    """Returns what helps against an exception that the compiler did not raise."""
+    return next((cause.advice for cause in EXCEPTIONS if re.search(cause.headline, text)), None)
 
 
 FASTER_FROM = 1.05

@@ -21,6 +21,7 @@ from compile_sweep.schema.causes import (
     MEMORY_ADVICE,
     advice_on_cudagraph_skip,
     advice_on_error,
+    advice_on_exception,
     advice_on_fallback,
     advice_on_limit,
 )
@@ -301,9 +302,10 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
     if death.num_workers > 1 and is_let_down(error_type, death.error_text):
         return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}; another one says {text}")
     if not death.error_is_compilers:
-        return verdict_of(Label.EXCEPTION, f"{text} ({where})")
-    advice = advice_on_error(death.error_text)
-    return verdict_of(Label.COMPILE_ERROR, f"{text} ({where}){f'; {advice}' if advice else ''}")
+        advice, label = advice_on_exception(death.error_text), Label.EXCEPTION
+    else:
+        advice, label = advice_on_error(death.error_text), Label.COMPILE_ERROR
+    return verdict_of(label, f"{text} ({where}){f'; {advice}' if advice else ''}")
 
 
 def _judge_silence(death: Death) -> Verdict:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from compile_sweep.schema.causes import (
@@ -104,10 +105,12 @@ def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Seq
 
 
 def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str]) -> Cause | None:
-    """Returns the cause from the table; a number that takes the batches' lengths is not a counter."""
+    """Returns the cause from the table; a number that takes the batches' lengths is not a counter, unless it counts by ones."""
     cause = cause_of_series(series, breaks)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
-    if cause is not None and cause.name == "module's counter" and len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):
+    if cause is None or cause.name != "module's counter" or {after - before for before, after in pairwise(sizes)} == {1}:
+        return cause
+    if len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):
         return next(one for one in GUARDS if one.name == "cache that grows")
     return cause
 

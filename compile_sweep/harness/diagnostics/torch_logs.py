@@ -233,6 +233,7 @@ _NAMED_IN_CONTEXT = (
     r"unsupported operator: ([\w.]+)",
     r"^\s+(random_value)_\d+: graph input",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
+    r"call_function args: [^\n]*?\b(\w*NNModuleVariable)\b",
 )
 """Objects that torch could not put into a graph, such as a Generator or an operator; only the developer context names them."""
 
@@ -248,6 +249,8 @@ def numpy_function(error: BaseException | None) -> str | None:
             path, name = step.tb_frame.f_code.co_filename, step.tb_frame.f_code.co_name
             if path == f"{_torch_folder()}_numpy/random.py" and name != "inner":
                 return f"numpy.random.{name}"
+            if path == f"{_torch_folder()}_numpy/_funcs_impl.py" and not name.startswith(("_", "<")):
+                return f"numpy.{name}"
             step = step.tb_next
         error = error.__cause__ or error.__context__
     return None
@@ -255,7 +258,11 @@ def numpy_function(error: BaseException | None) -> str | None:
 
 def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
     """Extracts the headline of a graph break and the advice below it from torch's layout."""
-    found = re.search(r"^(\S.*)\n {2}Explanation: (.*)((?:\n(?! ?For more).*)*)", reason.strip(), re.MULTILINE)
+    found = re.search(
+        r"^(\S.*)\n(?: {2}Higher Order Operator: .*\n)? {2}Explanation: (.*)((?:\n(?! ?For more).*)*)",
+        reason.strip(),
+        re.MULTILINE,
+    )
     if found is None:
         return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
     held = [name for pattern in _NAMED_IN_CONTEXT for name in re.findall(pattern, found[3], re.MULTILINE)]

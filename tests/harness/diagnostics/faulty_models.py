@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
 
 class Net(nn.Module):
     """One layer, and what models keep besides it."""
@@ -27,7 +29,8 @@ class Net(nn.Module):
         self.last: Any = None
         self.count, self.temperature, self.flag = 0, 2.0, True
         self.seen: set[int] = set()
-        self.dropout = nn.Dropout(0.1)
+        self.dropout, self.rest = nn.Dropout(0.1), nn.Dropout(0.1)
+        self.norm = nn.BatchNorm1d(8)
         self.table = torch.zeros(1, 8)
         self.whole_table = torch.zeros(100, 8)
         self.activation: Any = torch.tanh

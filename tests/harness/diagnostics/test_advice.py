@@ -49,7 +49,7 @@ GUARDS: list[tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = [
     (lambda x: x + 1, [(X,), (X.t().contiguous().t(),)], "the stride of x changed"),
     (lambda x: x + 1, [(X,), (X[None],)], "the rank of x changed"),
     (lambda x: x + 1, [(X,), (X.clone().requires_grad_(),)], "the requires_grad of x changed"),
-    (lambda x, k: x + k, [(X, 3), (X, 5)], "the Python value k was 3 and changed: a Python integer"),
+    (lambda x, k: x + k, [(X, 3), (X, 5)], "the Python value k was 3 and changed: each value of this Python number"),
     (lambda x, y: x * 2 if y is None else x + y, [(X, None), (X, X)], "the Python value y was None and changed"),
     (lambda x, box: x + box.flag, [(X, boxed()), (X, boxed(flag=7))], "an object's attributes changed"),
     (lambda x, names: x + len(names), [(X, [1]), (X, [1, 2])], "the length of names was 1 and changed: a list"),

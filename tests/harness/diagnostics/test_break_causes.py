@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import logging
@@ -17,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_models import Case, Net, is_clean, plain, run, with_break_in_loop, with_hook_added, with_mask, with_rows
+from faulty_models import TORCH, Case, Net, is_clean, plain, run, with_break_in_loop, with_hook_added, with_mask, with_rows
 from torch import Tensor, nn
-from tqdm import tqdm
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from tqdm import tqdm, trange
 
+from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.schema import causes
 
 _log = logging.getLogger("a model of the tests")
@@ -500,6 +503,7 @@ def with_ctc_loss(net: Net, x: Tensor) -> Tensor:
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     _scripted = torch.jit.script(nn.Linear(8, 8))
+    _traced = torch.jit.trace(nn.Linear(8, 8), torch.zeros(4, 8))
 
 
 def with_scripted_module(net: Net, x: Tensor) -> Tensor:
@@ -507,7 +511,138 @@ def with_scripted_module(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+def with_numpy_padding(net: Net, x: Tensor) -> Tensor:
+    return net.layer(torch.from_numpy(np.pad(x.numpy(), ((0, 0), (1, 1))))[:, 1:-1])
+
+
+def with_torch_padding(net: Net, x: Tensor) -> Tensor:
+    return net.layer(nn.functional.pad(x, (1, 1))[:, 1:-1])
+
+
+_encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+_stack = nn.TransformerEncoder(_encoder, 1)
+
+
+def with_mask_looked_at(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _stack(net.layer(x)[None], nn.Transformer.generate_square_subsequent_mask(4))
+    return y
+
+
+def with_mask_declared(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _stack(net.layer(x)[None], nn.Transformer.generate_square_subsequent_mask(4), is_causal=True)
+    return y
+
+
+def with_text_kept(net: Net, x: Tensor) -> Tensor:
+    net.last = str(x)
+    return net.layer(x)
+
+
+def with_progress_of_a_range(net: Net, x: Tensor) -> Tensor:
+    for _ in trange(1, disable=True):
+        x = net.layer(x)
+    return x
+
+
+def with_checkpointed_sequence(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = checkpoint_sequential(nn.Sequential(net.layer, net.layers[0]), 2, x, use_reentrant=False)
+    return y
+
+
+def with_checkpoints(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = checkpoint(layer, x, use_reentrant=False)
+    return x
+
+
+def with_jacobian_of_a_layer(net: Net, x: Tensor) -> Tensor:
+    jacobian: Tensor = torch.autograd.functional.jacobian(net.layer, x)  # type: ignore[no-untyped-call]
+    return jacobian
+
+
+def with_stacked_parameters(net: Net, x: Tensor) -> Tensor:
+    stacked, _ = torch.func.stack_module_state([net.layer, *net.layers])
+    return x @ stacked["weight"].sum(0)
+
+
+def with_summed_parameters(net: Net, x: Tensor) -> Tensor:
+    return x @ (net.layer.weight + net.layers[0].weight)  # type: ignore[operator]
+
+
+def with_traced_module(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _traced(net.layer(x))
+    return y
+
+
+def with_activations_on_the_cpu(net: Net, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return net.layer(x)
+
+
+def with_set_of_tensors(net: Net, x: Tensor) -> Tensor:
+    net.seen.add(x)  # type: ignore[arg-type]
+    return net.layer(x)
+
+
+def with_resized(net: Net, x: Tensor) -> Tensor:
+    space = x.new_empty(0)
+    return net.layer(x) + space.resize_(4, 8).zero_()
+
+
+def with_shared_memory(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = net.layer(x)
+    y.detach().share_memory_()
+    return y
+
+
+def _raises() -> None:
+    raise KeyError("missing")
+
+
+def with_exception(net: Net, x: Tensor) -> Tensor:
+    _raises()
+    return net.layer(x)
+
+
+def with_exception_caught(net: Net, x: Tensor) -> Tensor:
+    with contextlib.suppress(KeyError):
+        _raises()
+    return net.layer(x)
+
+
+class Scaled(torch.autograd.Function):
+    """Reads the value of a tensor while it is traced."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / x.detach().abs().max().item()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def with_value_in_a_function(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = Scaled.apply(net.layer(x))  # type: ignore[no-untyped-call]
+    return y
+
+
 BREAKS = [
+    Case("numpy and scipy", with_numpy_padding, with_torch_padding),
+    Case("causal mask", with_mask_looked_at, with_mask_declared),
+    Case("print, logging and warnings", with_text_kept, with_tensor_kept),
+    Case("progress bar", with_progress_of_a_range, with_loop),
+    Case("checkpoints of a sequence", with_checkpointed_sequence, with_checkpoints),
+    Case("function handed to torch.autograd.functional", with_jacobian_of_a_layer, with_func_jacobian),
+    Case("requires_grad_() in the forward", with_stacked_parameters, with_summed_parameters),
+    Case("TorchScript module", with_traced_module, plain),
+    Case("context manager", with_activations_on_the_cpu, plain),
+    Case("set of tensors", with_set_of_tensors, plain),
+    Case("memory of a tensor", with_resized, plain),
+    Case("memory of a tensor", with_shared_memory, plain),
+    Case("value of a tensor", with_value_in_a_function, plain),
     Case("Python's or numpy's random numbers", with_cut_at_random, with_mask_drawn_by_torch),
     Case("Python's or numpy's random numbers", with_part_at_random, with_mask_drawn_by_torch),
     Case("print, logging and warnings", with_text_of_values, with_logging_unless_compiling),
@@ -517,7 +652,7 @@ BREAKS = [
     Case("recurrent layer", with_recurrent_layer, plain),
     Case("function handed to torch.autograd.functional", with_jacobian, with_func_jacobian),
     Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),
-    Case("print, logging and warnings", with_progress_bar, with_layers_in_turn),
+    Case("progress bar", with_progress_bar, with_layers_in_turn),
     Case("setting of torch", with_anomalies_looked_for, plain),
     Case("class made in the forward", with_class, plain),
     Case("identity of an object", with_hash_of_a_tensor, plain),
@@ -573,8 +708,6 @@ BREAKS = [
 ]
 
 
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-
 _ON_NEWER_TORCH = {with_forked_state: ["value that is not a tensor"], with_ufunc: ["operator of another library"]}
 """More general causes, whose advice also mends the model, where newer versions of torch say less about the break."""
 
@@ -590,6 +723,16 @@ def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     expected = {case.cause, *(_ON_NEWER_TORCH.get(case.before, ()) if TORCH >= (2, 14) else ())}
     assert expected & {*named, *told}, [*found.graph_break_reasons, *found.fallbacks]
     assert is_clean(run(case.after))
+
+
+@pytest.mark.slow
+def test_an_exception_that_leaves_the_forward_is_a_cause_and_one_that_it_catches_is_not() -> None:
+    with capture_diagnostics() as found, contextlib.suppress(KeyError):
+        torch._dynamo.reset()
+        torch.compile(lambda x: with_exception(Net(), x), backend="eager")(torch.ones(4, 8))
+    named = {cause.name for text in found.graph_break_reasons if (cause := causes.cause_of_break(text))}
+    assert "exception in the forward" in named, found
+    assert is_clean(run(with_exception_caught))
 
 
 @pytest.mark.slow

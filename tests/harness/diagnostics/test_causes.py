@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from faulty_models import Net, run, with_break_in_loop
@@ -86,6 +87,80 @@ def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice
     assert compiled(torch.ones(2)).tolist() == [3, 3]
 
 
+def test_an_operator_that_fails_while_it_is_traced_is_mended_by_a_look_at_the_shapes() -> None:
+    net, square = Net(), torch.ones(3, 3)
+
+    def with_try(x: Tensor) -> Tensor:
+        try:
+            x = x @ square
+        except RuntimeError:
+            x = x * 2
+        return net.layer(x)
+
+    def by_shape(x: Tensor) -> Tensor:
+        return net.layer(x @ square if x.size(1) == len(square) else x * 2)
+
+    x = torch.randn(4, 8)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
+        torch.compile(with_try, backend="eager")(x)
+    assert is_compiler_error(raised.value)
+    assert "decide by shapes or dtypes" in (causes.advice_on_error(str(raised.value)) or "")
+    torch.testing.assert_close(torch.compile(by_shape, backend="eager", fullgraph=True)(x), with_try(x))
+
+
+def advice_of_a_trial(error: BaseException) -> str:
+    """Returns the verdict's text on a trial that raised an exception of the workload."""
+    times: dict[str, Any] = {"in_phase_s": 1.0, "elapsed_s": 9.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
+    verdict = judge_death(
+        Death(
+            phase="warming-up",
+            **times,
+            error_type=f"builtins.{type(error).__name__}",
+            error_text=str(error),
+            error_is_compilers=is_compiler_error(error),
+        )
+    )
+    assert verdict.label is Label.EXCEPTION
+    return verdict.reason or ""
+
+
+def test_a_schedule_with_fewer_steps_than_a_trial_says_so() -> None:
+    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=3)
+    optimizer.step()
+    for _ in range(3):
+        schedule.step()
+    with pytest.raises(ValueError, match="Tried to step") as raised:
+        schedule.step()
+    assert "the number of steps of a whole training run" in advice_of_a_trial(raised.value)
+
+
+def test_numpy_that_torch_computes_differently_is_told_and_mended_by_torch() -> None:
+    x = torch.randn(4, 8)
+    torch._dynamo.reset()
+    with pytest.raises(TypeError) as raised:
+        torch.compile(lambda x: x * float(np.percentile(x.numpy(), 90)), backend="eager")(x)
+    assert "compute this with torch" in advice_of_a_trial(raised.value)
+    torch._dynamo.reset()
+    found = torch.compile(lambda x: x * x.quantile(0.9), backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, x * float(np.percentile(x.numpy(), 90)))
+
+
+def test_a_buffer_that_compiled_code_keeps_for_its_backward_may_change_after_it() -> None:
+    net, scale = Net(), torch.ones(8)
+    torch._dynamo.reset()
+    step = torch.compile(lambda x: (net.layer(x) * scale.sigmoid()).tanh().sum(), backend="aot_eager_decomp_partition")
+    loss = step(torch.randn(4, 8))
+    scale.mul_(2)
+    with pytest.raises(RuntimeError, match="inplace") as raised:
+        loss.backward()
+    assert is_compiler_error(raised.value)
+    assert "change it after the backward" in (causes.advice_on_error(str(raised.value)) or "")
+    step(torch.randn(4, 8)).backward()
+    scale.mul_(2)
+
+
 def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
@@ -99,9 +174,10 @@ def test_every_cause_has_its_test() -> None:
     shown = {case.cause for case in BREAKS}
     elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
     elsewhere |= {"blocks of different kinds", "length after a graph break"}
-    assert shown == {cause.name for cause in causes.BREAKS}
+    assert shown | {"exception in the forward"} == {cause.name for cause in causes.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
+    elsewhere |= {"number that the forward is given", "gradient read in the forward"}
     assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in causes.GUARDS}
 
 
@@ -130,9 +206,11 @@ def test_weights_of_other_sizes_are_blocks_and_no_cache(source: str, cause: str)
 
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:
     text = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
-    rows = [f"| {cause.name} | {cause.advice} |" for cause in (*causes.BREAKS, *causes.GUARDS, *causes.ERRORS)]
+    rows = [
+        f"| {cause.name} | {cause.advice} |" for cause in (*causes.BREAKS, *causes.GUARDS, *causes.ERRORS, *causes.EXCEPTIONS)
+    ]
     assert [row for row in rows if row not in text] == []
-    assert text.count("\n| ") - 3 == len(set(rows)), "a row of a cause that is no more"
+    assert text.count("\n| ") - 4 == len(set(rows)), "a row of a cause that is no more"
 
 
 MEASURED: dict[str, Any] = {
@@ -144,7 +222,7 @@ MEASURED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("guard", "helps", "never"),
     [
-        ("self.temperature == 1.998", "make it a tensor", "lengths"),
+        ("self.temperature == 1.998", "hand it in as a tensor", "lengths"),
         ("len(self.history) == 7", "keep what grows out of the forward", "recompile_limit"),
         ("self.steps == 7 # x (HINT: torch.compile considers integer attributes", "register_buffer", "lengths"),
         ("tensor 'ids' size mismatch at index 1. expected 16, actual 24", "dynamic=mark", "buffer"),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from faulty_models import Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
+from faulty_models import TORCH, Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
@@ -41,7 +47,7 @@ def with_counter(net: Net, x: Tensor) -> Tensor:
 
 
 def with_counter_in_buffer(net: Net, x: Tensor) -> Tensor:
-    net.steps += 1
+    net.steps = net.steps + 1
     return net.layer(x) * (net.steps / 100)
 
 
@@ -51,7 +57,7 @@ def with_float(net: Net, x: Tensor) -> Tensor:
 
 
 def with_float_in_buffer(net: Net, x: Tensor) -> Tensor:
-    net.heat.mul_(0.99)
+    net.heat = net.heat * 0.99
     return net.layer(x) / net.heat
 
 
@@ -66,7 +72,6 @@ def with_dropout_schedule(net: Net, x: Tensor) -> Tensor:
 
 
 def with_dropout_of_tensors(net: Net, x: Tensor) -> Tensor:
-    net.heat.add_(0.01)
     y = net.layer(x)
     return y * (torch.rand_like(y) >= net.heat) / (1 - net.heat)
 
@@ -134,6 +139,27 @@ def with_global_counter(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * _steps
 
 
+_numbers = itertools.count(1)
+
+
+def with_iterator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * next(_numbers)
+
+
+def with_dropped_attribute(net: Net, x: Tensor) -> Tensor:
+    net.rest.p = min(0.5, net.rest.p + 0.01)
+    return net.rest(net.layer(x))
+
+
+def with_momentum(net: Net, x: Tensor) -> Tensor:
+    net.norm.momentum = 0.9 * (net.norm.momentum or 0.1)
+    return net.norm(net.layer(x))
+
+
+def with_momentum_left(net: Net, x: Tensor) -> Tensor:
+    return net.norm(net.layer(x))
+
+
 GUARDS = [
     Case("value read from a tensor", with_list_of_values, with_counts),
     Case("global number", with_global_counter, with_counter_in_buffer),
@@ -151,6 +177,9 @@ GUARDS = [
     Case("value read from a tensor", with_value, with_tensor),
     Case("output of unknown size", with_rows, with_mask),
     Case("Python number that changes", with_float, with_float_in_buffer),
+    Case("Python number that changes", with_iterator, with_counter_in_buffer),
+    Case("dropout that changes", with_dropped_attribute, with_dropout_of_tensors),
+    Case("setting of a torch.nn module", with_momentum, with_momentum_left),
 ]
 
 
@@ -162,6 +191,176 @@ def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     assert {cause.name for guard in guards if (cause := causes.cause_of_guard(guard))} == {case.cause}, guards
     after = run(case.after, dynamic=False)
     assert not after.recompile_reasons
+
+
+def traced_as_inductor_does(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """A back-end that makes Inductor's forward and backward graphs, which recompute values, and generates no code."""
+
+    def run_graph(module: torch.fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(module.forward)
+
+    make = aot_autograd(
+        fw_compiler=run_graph,
+        bw_compiler=run_graph,
+        decompositions=select_decomp_table(),
+        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+        keep_inference_input_mutations=True,
+    )
+    return make(graph, inputs)
+
+
+def heated_anew(net: Net, x: Tensor) -> Tensor:
+    net.heat = net.heat * 0.5
+    return net.layers[0](net.layer(x) * net.heat.sigmoid())
+
+
+def counted_anew(net: Net, x: Tensor) -> Tensor:
+    net.steps = net.steps + 1
+    return net.layers[0]((net.layer(x) * (net.steps / 10)).tanh())
+
+
+def heated_after_the_backward(net: Net, x: Tensor) -> Tensor:
+    return net.layers[0](net.layer(x) * net.heat.sigmoid())
+
+
+def remembered(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.heat.copy_(y.detach().mean())
+    return net.layers[0](y.tanh())
+
+
+def heated_in_place(net: Net, x: Tensor) -> Tensor:
+    y = net.layers[0](net.layer(x) * net.heat.sigmoid())
+    net.heat.mul_(0.5)
+    return y
+
+
+def gradients(forward: Callable[[Net, Tensor], Tensor], *, is_compiled: bool) -> tuple[list[Tensor], int]:
+    """Trains for six steps; returns the gradients of each and the number of graphs."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net: Any = type("Model", (Net,), {"forward": forward})()
+    model = torch.compile(net, backend=traced_as_inductor_does) if is_compiled else net
+    found = []
+    with capture_diagnostics() as diagnostics:
+        for _ in range(6):
+            net.zero_grad()
+            model(torch.randn(4, 8)).square().sum().backward()
+            found.append(torch.cat([net.layer.weight.grad.flatten(), net.layers[0].weight.grad.flatten()]))
+            if forward is heated_after_the_backward:
+                net.heat.mul_(0.5)
+    return found, diagnostics.graphs
+
+
+@pytest.mark.parametrize("forward", [heated_anew, counted_anew, heated_after_the_backward, remembered])
+def test_a_buffer_that_is_changed_as_advised_has_eagers_gradients_and_one_graph(forward: Any) -> None:
+    eager, _ = gradients(forward, is_compiled=False)
+    compiled, graphs = gradients(forward, is_compiled=True)
+    assert graphs == 1
+    torch.testing.assert_close(compiled, eager)
+
+
+def test_no_advice_is_to_change_in_place_what_the_forward_reads() -> None:
+    if TORCH <= (2, 13):  # then the backward computes with the changed buffer, without an error
+        pairs = zip(*(gradients(heated_in_place, is_compiled=is_compiled)[0] for is_compiled in (True, False)), strict=True)
+        assert all((found - right).norm() > 0.01 * right.norm() for found, right in pairs)
+    told = {name: causes._NAMED[name].advice for name in ("module's counter", "global number", "Python number that changes")}
+    assert all("never change it in place in the forward that reads it" in advice for advice in told.values())
+    assert not [cause.name for cause in causes.GUARDS if "updated in place" in cause.advice]
+
+
+def given(net: Net, x: Tensor, step: Any) -> Tensor:
+    return net.layer(x) * step
+
+
+def picked(net: Net, x: Tensor, step: int) -> Tensor:
+    return net.layer(x) * net.history[step]
+
+
+def picked_by_a_tensor(net: Net, x: Tensor, step: Tensor) -> Tensor:
+    return net.layer(x) * net.whole_table[step]
+
+
+def runs_with(forward: Any, steps: Sequence[Any], *, dynamic: bool | None = None) -> Diagnostics:
+    """Runs a compiled model with another second argument in each step."""
+    torch._dynamo.reset()
+    net: Any = type("Model", (Net,), {"forward": forward})()
+    net.history = [torch.ones(8)] * 10
+    compiled = torch.compile(net, backend="eager", dynamic=dynamic)
+    with capture_diagnostics() as found:
+        for step in steps:
+            compiled(torch.randn(4, 8), step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dynamic"),
+    [(given, given, False), (picked, picked_by_a_tensor, False), (picked, picked_by_a_tensor, None)],
+)
+def test_a_number_that_the_forward_is_given_is_mended_by_a_tensor(before: Any, after: Any, dynamic: bool | None) -> None:
+    found = runs_with(before, range(1, 10), dynamic=dynamic)
+    assert found.recompile_limit_hits
+    series = fold_recompiles(found.recompile_reasons)
+    assert {cause.name for one in series if (cause := causes.cause_of_series(one))} == {"number that the forward is given"}
+    assert not runs_with(after, [torch.tensor([step]) for step in range(1, 10)], dynamic=dynamic).recompile_reasons
+
+
+def test_a_tensor_without_dimensions_is_read_to_index_with_it() -> None:
+    found = runs_with(picked_by_a_tensor, [torch.tensor(step) for step in range(1, 10)])
+    assert {cause.name for one in found.recompile_reasons if (cause := cause_of(one))} == {"value read from a tensor"}
+
+
+def test_a_number_that_the_forward_is_given_is_not_made_there_and_may_vary() -> None:
+    (series,) = fold_recompiles(runs_with(given, range(10)).recompile_reasons)
+    assert (cause := causes.cause_of_series(series))
+    assert (cause.name, "dynamic=auto lets" in cause.advice) == ("number that the forward is given", True)
+
+
+def with_options(net: Net, x: Tensor, options: dict[str, int]) -> Tensor:
+    return net.layer(x) * sum(options.values())
+
+
+def test_keys_that_change_are_a_dictionary_that_changes() -> None:
+    found = runs_with(with_options, [{f"step {step}": 1} for step in range(9)])
+    assert {cause.name for one in found.recompile_reasons if (cause := cause_of(one))} == {"list or dictionary that grows"}
+    assert not runs_with(with_options, [{"step": 1}] * 9).recompile_reasons
+
+
+def alternating(net: Net, x: Tensor, step: int) -> Tensor:
+    return net.layer(x) * (2 if step % 2 else 1)
+
+
+def test_a_condition_of_a_number_is_a_limit_that_it_crosses() -> None:
+    found = runs_with(alternating, range(2, 10))
+    assert [cause.name for one in found.recompile_reasons if (cause := cause_of(one))][-1] == "number that crosses a limit"
+
+
+@pytest.mark.parametrize("lengths", [9, 64])
+def test_a_counter_is_no_cache_whatever_the_lengths_of_the_batches(lengths: int) -> None:
+    (series,) = fold_recompiles(run(with_counter, dynamic=False).recompile_reasons)
+    settings = CompileSettings.parse("scope=full,dynamic=mark,pad_multiple=1")
+    said = explain_recompiles(series, KnownSizes(settings=settings, max_length=lengths, batch_size=4))
+    assert "self.register_buffer('count'" in said
+    assert "self.count = self.count + 1" in said
+
+
+def with_gradient_looked_at(net: Net, x: Tensor) -> Tensor:
+    gradient = net.layer.weight.grad
+    return net.layer(x) if gradient is None else net.layer(x) * gradient.norm()
+
+
+def test_a_gradient_read_in_the_forward_is_a_cause_and_without_it_there_is_one_graph() -> None:
+    counts = []
+    for forward in (with_gradient_looked_at, plain):
+        torch._dynamo.reset()
+        net: Any = type("Model", (Net,), {"forward": forward})()
+        compiled = torch.compile(net, backend="eager")
+        with capture_diagnostics() as found:
+            for _ in range(3):
+                compiled(torch.randn(4, 8)).sum().backward()
+        names = {cause.name for one in found.recompile_reasons if (cause := cause_of(one))}
+        counts.append((found.graphs, names))
+    assert counts == [(2, {"gradient read in the forward"}), (1, set())]
 
 
 @contextlib.contextmanager
