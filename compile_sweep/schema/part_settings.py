@@ -39,11 +39,6 @@ class PartSettings:
     def check_against_whole(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
         """Checks this part against the settings of the whole, from which it takes what it leaves out.
 
-        Args:
-            name: Name of the part.
-            mode: Mode of the whole.
-            dynamic: Dynamic strategy of the whole.
-
         Raises:
             SettingsError: they exclude each other.
         """

@@ -117,14 +117,6 @@ def _parse_backend(name: str, value: Any) -> str:
 _parse_torch_options = partial(parse_options, parse=parse_torch_option)
 
 
-def _parse_parts(name: str, value: Any) -> tuple[tuple[str, PartSettings], ...] | None:
-    return parse_parts(value)
-
-
-def _parse_ddp(name: str, value: Any) -> DdpSettings | None:
-    return parse_ddp(value)
-
-
 CONFIG_MODULES = {"dynamo": "torch._dynamo.config", "functorch": "torch._functorch.config", "compiler": "torch.compiler.config"}
 """Fields that hold process-wide settings of torch by name, and the module that each sets."""
 
@@ -188,7 +180,9 @@ class CompileSettings:
     shape_padding: bool | None = _setting(parse_switch, compiles=True, inductor_option="shape_padding", in_label=True)
     """Let Inductor pad matrix sizes to multiples that the hardware prefers. None leaves it to torch."""
 
-    parts: tuple[tuple[str, PartSettings], ...] | None = _setting(_parse_parts, compiles=True, inductor=True)
+    parts: tuple[tuple[str, PartSettings], ...] | None = _setting(
+        lambda name, value: parse_parts(value), compiles=True, inductor=True
+    )
     """With scope=modular: parts that have their own mode or dynamic strategy, by name. The others take the fields above."""
 
     static_gradients: bool | None = _setting(parse_switch, torch_default=False, in_label=True)
@@ -260,7 +254,7 @@ class CompileSettings:
     workload: tuple[tuple[str, Scalar], ...] | None = _setting(parse_options)
     """Variations of the workload itself (`Workload.options`), written `workload.NAME=value`. None for its default form."""
 
-    ddp: DdpSettings | None = _setting(_parse_ddp)
+    ddp: DdpSettings | None = _setting(lambda name, value: parse_ddp(value))
     """How several workers reduce gradients (`DistributedDataParallel`), written `ddp.NAME=value`. None keeps torch's choice."""
 
     compile_loss: bool | None = _setting(parse_switch, torch_default=False, compiles=True, in_label=True)

@@ -9,13 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replaces the attribute by the result of `wrapped` in the block.
-
-    Args:
-        owner: A module or class.
-        name: Name of its function.
-        wrapped: Takes the original function and returns its replacement.
-    """
+    """Replaces the attribute by the result of `wrapped` in the block."""
     before = getattr(owner, name)
     setattr(owner, name, wrapped(before))
     try:

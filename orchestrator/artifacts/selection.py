@@ -46,14 +46,6 @@ def select(
     traces of other settings are left out: torch looks them up by function alone and would run code of the wrong mode and options.
     A manifest whose additional contents would exceed the budget is left out as a whole, because entries of one compile need each
     other.
-
-    Args:
-        manifests: Verified manifests.
-        environment: Digest of the trial's facts.
-        workload: Name of the workload.
-        size: Size of the workload.
-        settings_key: Key of the trial's settings.
-        max_bytes: Budget for contents, in bytes.
     """
     fitting = [
         manifest

@@ -159,10 +159,6 @@ class ArtifactStore:
         """Reads the entries' artifacts and verifies them.
 
         A content that does not match its digest is also removed, so that the next publish writes it anew.
-
-        Args:
-            entries: Entries of manifests in this store.
-            environment: Digest of the facts of the process that will restore them.
         """
         artifacts, refused, damaged = [], [], set()
         trusted = []

@@ -113,10 +113,6 @@ def recording_s(settings: CompileSettings, done: Iterable[tuple[CompileSettings,
 
     Recording takes time for each length and each region, so it hardly depends on how long the code takes to compile: on an
     H200, 47 to 67 of 71 to 97 s of the captioning model's regions (docs/results.md). Of a whole model it takes less.
-
-    Args:
-        settings: Settings to estimate.
-        done: Settings that were tried, with the `compile_phases_s` of their records.
     """
     if not settings.claims_cudagraphs:
         return 0.0

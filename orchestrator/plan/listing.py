@@ -41,7 +41,7 @@ def workloads(describer: Describer) -> Iterator[Line]:
 
 def recipes() -> Iterator[Line]:
     """Yields recipes, in the order in which they are documented."""
-    yield from ((name, _first_line(recipe)) for name, recipe in RECIPES.items())
+    yield from ((name, (inspect.getdoc(recipe) or "").partition("\n")[0]) for name, recipe in RECIPES.items())
 
 
 def settings() -> Iterator[Line]:
@@ -60,7 +60,3 @@ def _documented(kind: type) -> Iterator[Line]:
             match below:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     yield field.target.id, " ".join(text.split())
-
-
-def _first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -179,12 +179,7 @@ def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int =
 
 
 def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:
-    """Returns the choice with the unchanged script in first place.
-
-    Args:
-        chosen: The settings to try.
-        compile_loss: Whether settings with scope=full also compile the loss functions.
-    """
+    """Returns the choice with the unchanged script in first place."""
     baseline = CompileSettings.from_dict(AS_WRITTEN)
     others = (setting for setting in chosen.settings if setting != baseline)
     if compile_loss:

@@ -52,13 +52,7 @@ from orchestrator.tracking import Tracking
 
 
 class ProposingSearcher(Searcher):
-    """A Tune searcher that suggests what a batch proposes.
-
-    Args:
-        proposals: What to try next.
-        plan: What all trials have in common.
-        new_trial_id: Returns an ID that no other trial in the folder has.
-    """
+    """A Tune searcher that suggests what a batch proposes."""
 
     def __init__(self, proposals: Proposals, plan: TrialPlan, new_trial_id: Callable[[], str]) -> None:
         super().__init__()

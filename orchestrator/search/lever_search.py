@@ -102,7 +102,7 @@ class LeverModel:
         self._pulls = np.zeros((len(every), len(self.known)), dtype=bool)
         for row, levers in enumerate(self.levers):
             self._pulls[row, [self._place[Lever(*item)] for item in levers.items()]] = True
-        gains = [self._prior_gain(levers) for levers in self.levers]
+        gains = [sum(self.expected(Lever(*item), levers).log_gain for item in levers.items()) for levers in self.levers]
         self._means: Floats = np.array(gains) + _PER_TOKEN * self._saved
         self.is_promising = np.array([self._wins(levers) for levers in self.levers])
         """For each candidate, whether all of its levers are expected to gain; scope and lengths do not count."""
@@ -165,9 +165,6 @@ class LeverModel:
     def _wins(self, levers: Mapping[str, str]) -> bool:
         chosen = (Lever(*item) for item in levers.items() if item[0] not in ("scope", *_OF_LENGTHS))
         return all(self.expected(lever, levers).log_gain > 0 for lever in chosen)
-
-    def _prior_gain(self, levers: Mapping[str, str]) -> float:
-        return sum(self.expected(Lever(*item), levers).log_gain for item in levers.items())
 
 
 class LeverSearch:

@@ -93,7 +93,7 @@ class Asking:
                 break
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # samplers ignore failed trials
         else:
-            index = self._nearest_untried(self._candidates.codes[index])
+            index = self._nearest(self._candidates.codes[index], self._untried.indices())
             trial = self._at(index)
         setting = self._untried.take(index)
         self._asked[setting.key] = trial
@@ -156,9 +156,6 @@ class Asking:
 
     def _narrowed(self, matching: npt.NDArray[np.intp], column: int, code: int) -> npt.NDArray[np.intp]:
         return matching[self._candidates.codes[matching, column] == code] if self._conditional else matching
-
-    def _nearest_untried(self, row: npt.NDArray[np.int32]) -> int:
-        return self._nearest(row, self._untried.indices())
 
     def _nearest(self, row: npt.NDArray[np.int32], among: npt.NDArray[np.intp]) -> int:
         distance = (self._candidates.codes[among] != row).sum(axis=1)

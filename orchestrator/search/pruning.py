@@ -295,7 +295,7 @@ def _stopped(pruning: Pruning, row: Record) -> Record | None:
     warms_up_s = wall_s if is_endless else warmup_s
     if warms_up_s is None:
         return None  # it died for another reason, at an unknown time
-    after_s = 0.0 if is_endless else _after_warm_up_s(row)
+    after_s = 0.0 if is_endless else _timed_s(row) + sum(row.get("eager_step_ms") or ()) / 1e3
     before_s = max(0.0, wall_s - after_s - warms_up_s)
 
     def compiling(in_phase_s: float) -> Stop | None:
@@ -313,7 +313,7 @@ def _stopped(pruning: Pruning, row: Record) -> Record | None:
         return _as_stopped(row, stop, Phase.WARMING_UP, before_s + in_time_s)
     if is_endless:
         return None
-    first_pass_s = _first_pass_s(row)
+    first_pass_s = _timed_s(row) / _LEAST_PASSES
     early = {name: value for name in EARLY if (value := figure(row, name)) is not None}
     elapsed_s = before_s + warms_up_s + first_pass_s
     found = pruning.decide(
@@ -329,14 +329,6 @@ _LEAST_PASSES = 3
 def _timed_s(row: Record) -> float:
     steps, step_ms = figure(row, "steady_steps"), figure(row, "step_ms_median")
     return (steps or 0.0) * (step_ms or 0.0) / 1e3
-
-
-def _first_pass_s(row: Record) -> float:
-    return _timed_s(row) / _LEAST_PASSES
-
-
-def _after_warm_up_s(row: Record) -> float:
-    return _timed_s(row) + sum(row.get("eager_step_ms") or ()) / 1e3
 
 
 def _as_stopped(row: Record, stop: Stop, phase: Phase, wall_s: float) -> Record:

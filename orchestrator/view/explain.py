@@ -95,12 +95,6 @@ def measured_alone(
 ) -> tuple[Assignment, Attempt, str]:
     """Makes one attempt and removes everything it leaves behind.
 
-    Args:
-        subject: What to measure.
-        servers: Forks the measured process.
-        on_phase: Called with the seconds since the attempt began and the phase it entered.
-        own: Additional fields of `TrialPlan`.
-
     Returns:
         The assignment, the attempt's result, and its log.
     """

@@ -208,10 +208,6 @@ def merge_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> 
 def split_choices(name: str, content: bytes) -> list[Artifact]:
     """Splits a file of timings by operation: as one file, the timings of one trial would replace those of another.
 
-    Args:
-        name: Name of the file.
-        content: All of the file's bytes.
-
     Raises:
         ValueError: The content is not such a file.
     """

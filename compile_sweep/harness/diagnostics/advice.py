@@ -80,13 +80,7 @@ def explain_guard(guard: str, lengths: KnownSizes) -> str:
 
 
 def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str] = ()) -> str:
-    """Explains the recompiles of one source, and what helps.
-
-    Args:
-        series: The recompiles.
-        lengths: What sizes of tensors stand for.
-        breaks: Graph breaks of the same run.
-    """
+    """Explains the recompiles of one source, and what helps."""
     first, cause = series.first, _cause(series, lengths, breaks)
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:

@@ -121,11 +121,7 @@ def _shortest_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def time_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Returns each kind's share of the kernels' time.
-
-    Args:
-        kernels: Name and microseconds of each kernel.
-    """
+    """Returns each kind's share of the kernels' time."""
     spent = defaultdict[str, float](float)
     for name, duration_us in kernels:
         spent[kind_of_kernel(name)] += duration_us
@@ -134,14 +130,7 @@ def time_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def profiled(step: Callable[[Batch], Tensor], batch: Batch, step_ms: float, device: torch.device) -> dict[str, float]:
-    """Profiles a few steps and returns where the device's time goes; empty if the profiler sees no kernels.
-
-    Args:
-        step: Trains on a batch.
-        batch: The batch to train on.
-        step_ms: Milliseconds of a step on it without a profiler.
-        device: The device that the step runs on.
-    """
+    """Profiles a few steps and returns where the device's time goes; empty if the profiler sees no kernels."""
     step(batch)  # drops the gradients of the eager step before
     # The first profile of a process may hold no kernels, as of GPT-2 small in eager mode on an H200 with torch 2.11.
     kernels = _kernels(step, batch, device) or _kernels(step, batch, device)

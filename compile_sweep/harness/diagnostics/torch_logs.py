@@ -170,12 +170,7 @@ def parse_recompile_limit(message: str) -> str | None:
 
 
 def parse_not_converted(message: str, error: BaseException | None) -> str | None:
-    """Parses Dynamo's message that it will not convert a frame; None for other messages and for frames outside the model.
-
-    Args:
-        message: A message of the logger of frame conversion.
-        error: The exception that it was logged with.
-    """
+    """Parses Dynamo's message that it will not convert a frame; None for other messages and for frames outside the model."""
     frame = re.match(r"WON'T CONVERT (\S+) (.+?) line (\d+)", message)
     if frame is None or is_torch_internal(frame[2]) or any(words in str(error) for words in _NO_FALLBACK):
         return None
