@@ -81,7 +81,7 @@ class WrongWhenCompiled(Toy):
     model_class = _WrongWhenCompiled
 
 
-class BreaksItsGraph(Toy):
+class BreaksItsGraph(Brief):
     """Two graphs where one was expected."""
 
     model_class = _BreaksItsGraph

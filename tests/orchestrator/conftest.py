@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,8 @@ from orchestrator.run.session import ray_session
 from orchestrator.run.stages import Stages
 
 _RAY = ExitStack()
+
+_BUCKET = "artifacts"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,38 @@ def pytest_sessionfinish() -> None:
 
 def _has_a_shelf_on_ray(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.callspec.params.get("shelf") == "cluster"
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    """Port of a moto server with a bucket. It does not check credentials, but a client must have some."""
+    from moto.server import ThreadedMotoServer
+    from pyarrow.fs import S3FileSystem
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        client = S3FileSystem(
+            endpoint_override=f"127.0.0.1:{port}", scheme="http", region="us-east-1", allow_bucket_creation=True
+        )
+        client.create_dir(_BUCKET)
+        yield port
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_uri(s3_port: int) -> Callable[..., str]:
+    """Makes the URI of an empty folder in the bucket, with another port if a proxy is in front of the server."""
+
+    def uri(port: int | None = None, prefix: str | None = None) -> str:
+        prefix = prefix or uuid.uuid4().hex
+        return f"s3://{_BUCKET}/{prefix}?endpoint_override=127.0.0.1:{port or s3_port}&scheme=http&region=us-east-1"
+
+    return uri
 
 
 @pytest.fixture

@@ -74,15 +74,23 @@ def ours() -> list[int]:
     return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(RUN) == mine]
 
 
-def leaks(folder: Path, *, but: str = "?") -> set[str]:
-    """Returns files with a secret in their content or name."""
+def state_of(path: Path) -> tuple[int, int]:
+    """Returns when the file was changed, and its size."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def leaks(folder: Path, seen: dict[Path, tuple[int, int]], *, but: str = "?") -> set[str]:
+    """Returns files with a secret in their content or name; reads no file that was seen in its present state before."""
     found = set()
     for parent, folders, files in os.walk(folder):  # tolerates files that disappear in the meantime
         for name in (*folders, *files):
             path = Path(parent, name)
             relative = str(path.relative_to(folder))
+            content = b""
             try:
-                content = path.read_bytes() if name in files and path.is_file() else b""
+                if name in files and path.is_file() and seen.get(path) != (state := state_of(path)):
+                    content, seen[path] = path.read_bytes(), state
             except OSError:
                 continue
             if not relative.startswith(but) and any(secret in os.fsencode(relative) or secret in content for secret in SECRETS):
@@ -108,16 +116,15 @@ def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_wi
                     "--no-warm-start", to=subprocess.PIPE)  # fmt: skip
     listened: set[str] = set()
     leaked: set[str] = set()
+    seen: dict[Path, tuple[int, int]] = {}
     # A search may take as long as a trial.
-    interrupt = threading.Thread(
-        target=_interrupt_in_second_trial, args=(process, output)
-    )  # a search may take as long as a trial
+    interrupt = threading.Thread(target=_interrupt_in_second_trial, args=(process, output))
     interrupt.start()
     try:
         while process.poll() is None:
             listened |= {address for address, _ in addresses(ours())}
-            leaked |= leaks(scratch)
-            leaked |= leaks(output, but="logs/") if output.exists() else set()  # a trial's log is cleared when it ends
+            leaked |= leaks(scratch, seen)
+            leaked |= leaks(output, seen, but="logs/") if output.exists() else set()  # a trial's log is cleared when it ends
             time.sleep(1)
     finally:
         process.kill()
@@ -145,7 +152,7 @@ def test_a_sweep_keeps_its_secrets_on_the_loopback_ends_at_ctrl_c_and_goes_on_wi
     assert [one["status"] for one in records_of(output)] == ["failed", "ok", "ok"]
     assert json.loads((output / "sweep.json").read_text())["config"]["cache"] == "redis://***@127.0.0.1:1"
     assert len(list((output / "logs").iterdir())) == 3
-    assert leaked | leaks(output) == set()
+    assert leaked | leaks(output, {}) == set()
     assert not any(secret in printed for secret in SECRETS)
 
     with ReportServer(output, 0) as server:

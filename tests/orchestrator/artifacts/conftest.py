@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,40 +12,6 @@ from orchestrator.artifacts.object_store import DurableShelf
 from orchestrator.artifacts.shelf import Shelf
 from orchestrator.artifacts.signing import SigningKey
 from orchestrator.artifacts.store import ArtifactStore
-
-BUCKET = "artifacts"
-
-
-@pytest.fixture(scope="session")
-def s3_port() -> Iterator[int]:
-    """Port of a moto server with a bucket. It does not check credentials, but a client must have some."""
-    from moto.server import ThreadedMotoServer
-    from pyarrow.fs import S3FileSystem
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        client = S3FileSystem(
-            endpoint_override=f"127.0.0.1:{port}", scheme="http", region="us-east-1", allow_bucket_creation=True
-        )
-        client.create_dir(BUCKET)
-        yield port
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def s3_uri(s3_port: int) -> Callable[..., str]:
-    """Makes the URI of an empty store in the bucket, with another port if a proxy is in front of the server."""
-
-    def uri(port: int | None = None, prefix: str | None = None) -> str:
-        prefix = prefix or uuid.uuid4().hex
-        return f"s3://{BUCKET}/{prefix}?endpoint_override=127.0.0.1:{port or s3_port}&scheme=http&region=us-east-1"
-
-    return uri
 
 
 @pytest.fixture(scope="module")
