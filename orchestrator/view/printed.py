@@ -152,11 +152,13 @@ def _show_named(console: Console, settings: Sequence[tuple[str, ...]]) -> None:
 
 
 def show_commands(console: Console, commands: Mapping[str, str]) -> None:
-    """Prints what to do next: each command to copy, and what it is for."""
+    """Prints what to do next: each command to copy, and what it is for, above it if there is no room beside it."""
     width = max(map(len, commands.values()), default=0)
+    fits = width + max(map(len, commands), default=0) + 6 <= console.width
     console.print("next:", highlight=False)
     for purpose, command in commands.items():
-        console.print(f"  {command:{width}}  # {purpose}", markup=False, highlight=False, soft_wrap=True)
+        for line in [f"  {command:{width}}  # {purpose}"] if fits else [f"  # {purpose}", f"  {command}"]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_search(console: Console, outcome: str, complaint: str | None) -> None:

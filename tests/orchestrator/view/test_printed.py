@@ -57,10 +57,14 @@ def test_a_name_is_never_cut() -> None:
 
 
 def test_commands_to_go_on_with_are_whole_on_a_line_each() -> None:
-    out = io.StringIO()
+    def shown(width: int) -> str:
+        out = io.StringIO()
+        show_commands(Console(file=out, width=width), {"as a program": command, "as a page": "compile-sweep report a"})
+        return out.getvalue()
+
     command = f"compile-sweep export {'a' * 70}"
-    show_commands(Console(file=out, width=60), {"as a program": command})
-    assert out.getvalue() == f"next:\n  {command}  # as a program\n"
+    assert f"  {command}  # as a program\n" in shown(140)
+    assert shown(60) == f"next:\n  # as a program\n  {command}\n  # as a page\n  compile-sweep report a\n"
 
 
 @pytest.mark.parametrize(("undone", "said"), [("3 settings did not run (time)", "3 settings did not run (time)"), (None, "some")])
