@@ -40,11 +40,6 @@ def help_text(options: type[Any], prog: str, *, all_options: bool) -> str:
 
     A dataclass with many options groups them in `HELP_GROUPS`, a mapping from titles to flags, with the common ones first.
     Options that it does not name come last.
-
-    Args:
-        options: The dataclass. Its docstring describes the command, and the string below a field describes the option.
-        prog: How a person calls the command.
-        all_options: Whether to include the options that are not common.
     """
     entries = list(_entries(options))
     positional = [entry for entry in entries if entry.is_positional]

@@ -194,12 +194,7 @@ def _show_largest_batch(
 
 
 def batch_lines(tried: Sequence[Mapping[str, Any]], usual: int) -> tuple[list[str], int]:
-    """Returns the findings about the largest batch that fits, as lines, and that batch; 0 if none fits.
-
-    Args:
-        tried: Sizes, as `TriedBatch` holds them.
-        usual: The workload's own batch size.
-    """
+    """Returns the findings about the largest batch that fits, as lines, and that batch; 0 if none fits."""
     lines = []
     for one in sorted(tried, key=lambda one: int(one["batch_size"])):
         peak = one["peak_memory_bytes"]

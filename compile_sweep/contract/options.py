@@ -42,12 +42,7 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
 
 
 def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, Scalar]) -> str | None:
-    """Returns why the workload needs a GPU in this form; None if it runs without one.
-
-    Args:
-        needs_gpu: Option values that need a GPU, with the reason.
-        chosen: The option values in effect, or those that the settings name.
-    """
+    """Returns why the workload needs a GPU in this form; None if it runs without one."""
     for (name, value), why in needs_gpu.items():
         if chosen.get(name) == value:
             return f"workload.{name}={format_value(value)} needs a GPU: {why}"
@@ -91,13 +86,6 @@ def check_accumulation(
     workload: str, settings: CompileSettings, *, batch_size: int, num_workers: int, unpadded_reason: str | None
 ) -> None:
     """Checks that batches can be split into the parts that the settings ask for.
-
-    Args:
-        workload: Name of the workload, for the message.
-        settings: The settings under test.
-        batch_size: Samples per step and worker under these settings.
-        num_workers: Number of workers that train together.
-        unpadded_reason: Why its batches are not padded; None if they are.
 
     Raises:
         SettingsError: they cannot.

@@ -32,10 +32,6 @@ _TOLERANCE = 1e-3
 def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
     """Runs `check_padding` and returns what is padded; empty for a workload that pads by itself.
 
-    Args:
-        workload: Any workload.
-        has_gpu: Whether to compare on a GPU, if this process sees one.
-
     Raises:
         WorkloadError: Padding changes the loss or its gradients.
     """

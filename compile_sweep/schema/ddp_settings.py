@@ -225,13 +225,6 @@ def check_ddp_workers(
 ) -> None:
     """Checks that these workers can use the settings.
 
-    Args:
-        ddp: The DDP part of the settings under test.
-        num_workers: Workers that train together.
-        workload: Name of the workload, for the message.
-        trains: False for inference.
-        has_gpu: Whether the workers run on GPUs, and so communicate by NCCL.
-
     Raises:
         SettingsError: there is only one worker, no gradient to reduce, or no NCCL for a setting that needs it.
     """

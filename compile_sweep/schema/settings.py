@@ -350,11 +350,7 @@ class CompileSettings:
         return self.scope is Scope.REGIONAL or self.changes_blocks
 
     def without_blocks(self, whose: str) -> str:
-        """Says that there are no repeated blocks for what these settings do to each.
-
-        Args:
-            whose: Whose repeated blocks are missing, as the subject of the sentence.
-        """
+        """Says that there are no repeated blocks for what these settings do to each."""
         if self.scope in (Scope.REGIONAL, Scope.NESTED):
             return f"scope={self.scope}: {whose} has no repeated blocks; use scope=full"
         return f"activation_checkpointing={self.activation_checkpointing}: {whose} has no repeated blocks; leave it out"

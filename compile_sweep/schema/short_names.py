@@ -35,10 +35,6 @@ def difference(settings: CompileSettings, baseline: CompileSettings | None = Non
     """How settings differ from the baseline, in at most about `LONGEST` characters.
 
     What both say, and torch's default mode, go without saying; what only the baseline says is given as `no …`.
-
-    Args:
-        settings: The settings.
-        baseline: What is run today; None if that is not known.
     """
     said = _step_first(describe(settings))
     if settings == baseline or settings.as_written:
@@ -74,12 +70,7 @@ def _fitting(words: list[str]) -> str:
 
 
 def setting_names(settings_keys: Iterable[str], baseline_key: str | None = None) -> dict[str, str]:
-    """Id and difference of each setting, such as `A7 full, mark, fused optimizer`, by its key.
-
-    Args:
-        settings_keys: As `setting_ids` takes them.
-        baseline_key: What is run today; None if that is not known.
-    """
+    """Id and difference of each setting, such as `A7 full, mark, fused optimizer`, by its key."""
     baseline = None if baseline_key is None else CompileSettings.parse(baseline_key)
     ids = setting_ids(settings_keys)
     return {key: f"{own} {difference(CompileSettings.parse(key), baseline)}" for key, own in ids.items()}

@@ -42,13 +42,7 @@ marked size, under which torch 2.13 finds a graph of narrower ones and then fail
 
 
 def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, use_gpu: bool) -> dict[str, str]:
-    """Returns everything that a trial's artifacts depend on.
-
-    Args:
-        configuration: As in `environment_facts`, taken while the workload's process settings are in force.
-        settings: The trial's settings, which are not applied yet.
-        use_gpu: Whether the trial runs on a GPU.
-    """
+    """Returns everything that a trial's artifacts depend on."""
     own = kept_apart(settings)
     if use_gpu:
         own["device"] = "cuda"

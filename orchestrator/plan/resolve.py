@@ -44,11 +44,6 @@ GIVEN = "given"
 def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool = False) -> Device:
     """Returns what trials train on.
 
-    Args:
-        config: The sweep's configuration.
-        environment: This machine's environment.
-        only_plans: Whether nothing will run, so that a GPU need not be present.
-
     Raises:
         ConfigError: A GPU is requested, and there is none.
     """

@@ -158,11 +158,7 @@ def _leading_imports(file: Path) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
-    """Formats what was found in a script as lines.
-
-    Args:
-        findings: Findings of each trial, those with figures first.
-    """
+    """Formats what was found in a script as lines."""
     found = dict.fromkeys(line for lines in findings for line in lines)
     return [f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))]
 

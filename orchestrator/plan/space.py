@@ -140,10 +140,6 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
 def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterable[str]) -> None:
     """Refuses settings that do different jobs, because the fastest would be the one with the least work.
 
-    Args:
-        settings: Settings of one sweep, and of those that it learns from.
-        job_options: Returns the workload's options that must be equal.
-
     Raises:
         SettingsError: The settings differ in what a sample is.
     """

@@ -34,12 +34,7 @@ DESIGNED = 6
 
 
 def good_elsewhere(workload: str, good: Mapping[str, Sequence[str]] = GOOD_ELSEWHERE) -> list[CompileSettings]:
-    """Lists settings that are known to be good for other workloads.
-
-    Args:
-        workload: Workload and size, as in the mapping; its own settings are left out.
-        good: Known good settings, by workload and size.
-    """
+    """Lists settings that are known to be good for other workloads."""
     return [CompileSettings.parse(key) for origin, keys in good.items() if origin != workload for key in keys]
 
 

@@ -118,13 +118,7 @@ class LiveView:
             self._live = None
 
     def plan_more(self, expected_s: Mapping[str, float], why: str, *, are_trials: bool = True) -> None:
-        """Adds to what the sweep runs, and says why.
-
-        Args:
-            expected_s: Estimated seconds of each setting, by its key.
-            why: The line to print.
-            are_trials: Whether these count as trials; warm starts do not.
-        """
+        """Adds to what the sweep runs, and says why."""
         self._more.put((expected_s, why, are_trials))
 
     def _follow(self) -> None:
