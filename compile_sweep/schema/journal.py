@@ -17,7 +17,7 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, TypeVar, get_args, get_origin
@@ -37,6 +37,9 @@ _TORN = ".torn"
 """Suffix of the file that keeps what was torn off the end of a log."""
 
 _BLOCK_BYTES = 1 << 20
+
+NOT_REGULAR = "it is not a regular file"
+"""`strerror` of the error that `open_regular` raises for a pipe, a device or a socket."""
 
 
 def written(values: Mapping[str, Any]) -> str:
@@ -116,8 +119,7 @@ def append(path: Path, text: str, unique: str = "") -> None:
     """
     line = sealed(text).encode() + b"\n"
     is_new = not path.exists()
-    descriptor = _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-    try:
+    with _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         _set_torn_end_aside(path, descriptor)
         if unique and _holds(descriptor, unique.encode()):
@@ -125,15 +127,13 @@ def append(path: Path, text: str, unique: str = "") -> None:
         count = os.write(descriptor, line)
         try:
             if count != len(line):
-                raise OSError(f"only {count} of {len(line)} bytes of a record fitted on the disk")
+                raise OSError(errno.ENOSPC, f"only {count} of {len(line)} bytes of a record fitted on the disk")
             os.fsync(descriptor)  # some file systems report a full disk only here
         except OSError:  # undo the write, so that the log holds whole lines, and no duplicates if the caller tries again
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
             raise
         if is_new:
             sync_folder(path.parent)
-    finally:
-        os.close(descriptor)
 
 
 def recover(path: Path) -> str | None:
@@ -148,12 +148,9 @@ def recover(path: Path) -> str | None:
     """
     if not path.exists():
         return None
-    descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
-    try:
+    with _opened(path, os.O_RDWR | os.O_APPEND) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return _set_torn_end_aside(path, descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -176,9 +173,9 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
     try:
         if not path.exists():
             return []
-        with os.fdopen(_opened(path, os.O_RDONLY), encoding="utf-8", errors="replace", newline="\n") as log:
-            fcntl.flock(log, fcntl.LOCK_SH)  # readers see all of a record or nothing
-            text = log.read()
+        with _opened(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # readers see all of a record or nothing
+            text = _rest(descriptor).decode("utf-8", "replace")
     except OSError as error:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
     *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
@@ -210,34 +207,23 @@ class Tail(Generic[Record]):
         """
         if not self._path.exists() or self._path.stat().st_size == self._offset:
             return []
-        with os.fdopen(_opened(self._path, os.O_RDONLY), "rb") as log:
-            fcntl.flock(log, fcntl.LOCK_SH)
-            log.seek(self._offset)
-            added = log.read()
+        with _opened(self._path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os.lseek(descriptor, self._offset, os.SEEK_SET)
+            added = _rest(descriptor)
         added = added[: added.rfind(b"\n") + 1]  # the rest is an unfinished line
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
 
 
-def read_regular(path: Path) -> bytes:
-    """Reads a file that must be a regular one: reading a pipe would block, and a device may have no end.
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a file that must be a regular one: opening or reading a pipe would block, and a device may have no end.
+
+    Returns:
+        Its descriptor.
 
     Raises:
-        OSError: The file cannot be read, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        return file.read()
-
-
-def _opened(path: Path, flags: int) -> int:
-    """Opens the log. Does not block on a pipe, as `open` would.
-
-    Raises:
-        RecordsError: The path is a pipe, a device or the like.
-        OSError: The path cannot be opened, or is a folder.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(descriptor).st_mode
@@ -246,7 +232,43 @@ def _opened(path: Path, flags: int) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise RecordsError(f"{path} is not a regular file; name a folder that a sweep wrote")
+    raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """Reads a file as `open_regular` opens it.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+@contextmanager
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Opens the log while the block lasts.
+
+    Raises:
+        RecordsError: The log is not a regular file.
+        OSError: The log cannot be opened, or is a folder.
+    """
+    try:
+        descriptor = open_regular(path, flags)
+    except OSError as error:
+        if error.strerror == NOT_REGULAR:
+            raise RecordsError(f"{path} is not a regular file; name a folder that a sweep wrote") from None
+        raise
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _rest(descriptor: int) -> bytes:
+    """Reads from the current position to the end."""
+    with os.fdopen(descriptor, "rb", closefd=False) as log:
+        return log.read()
 
 
 def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
@@ -261,12 +283,9 @@ def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
         os.fsync(descriptor)
         return None
     aside = path.with_name(path.name + _TORN)
-    copy = _opened(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
+    with _opened(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT) as copy:
         os.write(copy, rest.removesuffix(b"\n") + b"\n")
         os.fsync(copy)
-    finally:
-        os.close(copy)
     os.ftruncate(descriptor, begin)
     os.fsync(descriptor)
     sync_folder(path.parent)
