@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
@@ -42,9 +42,16 @@ NOT_REGULAR = "it is not a regular file"
 """`strerror` of the error that `open_regular` raises for a pipe, a device or a socket."""
 
 
-def written(values: Mapping[str, Any]) -> str:
-    """Returns one line of strict JSON: NaN and infinity become null, no line break, no secret."""
-    return json.dumps(_writable(redact.redact_json(values)), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+def written(values: Mapping[str, Any], as_is: Collection[str] = ()) -> str:
+    """Returns one line of strict JSON: NaN and infinity become null, no line break, no secret.
+
+    Args:
+        values: The fields.
+        as_is: Names of fields in which no secret is looked for.
+    """
+    clear = redact.redact_json({name: value for name, value in values.items() if name not in as_is})
+    ordered = {name: values[name] if name in as_is else clear[name] for name in values}
+    return json.dumps(_writable(ordered), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def sealed(text: str) -> str:

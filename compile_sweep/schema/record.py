@@ -46,6 +46,9 @@ TRIALS_FILE = "trials.jsonl"
 WARM_STARTS_FILE = "warm_starts.jsonl"
 SWEEP_FILE = "sweep.json"
 
+_IDENTITY = frozenset({"trial_id", "settings", "settings_key", "status", "label", "phase", "caches", "environment_key"})
+"""Fields in which no secret is looked for. They hold words of this project only, one of which may be somebody's password."""
+
 
 class Caches(StrEnum):
     """The state of the compile caches when the trial started."""
@@ -209,7 +212,7 @@ class AttemptRecord:
 
     def to_json(self) -> str:
         """Returns one line of strict JSON: NaN and infinity become null, no line break."""
-        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)})
+        return journal.written({"schema_version": SCHEMA_VERSION, **asdict(self)}, as_is=_IDENTITY)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
@@ -594,13 +597,13 @@ def append(folder: Path, record: AttemptRecord) -> None:
     """Appends the record to its log in the folder. Durable on return; safe from several processes on one host.
 
     Raises:
-        RecordsError: A trial with this trial_id is already recorded.
+        RecordsError: `read` would refuse the record, or one with its trial_id is already in the log.
+        OSError: The log cannot be written.
     """
-    if isinstance(record, TrialRecord):
-        named = json.dumps({"trial_id": record.trial_id}, ensure_ascii=False, separators=(",", ":"))[1:-1]
-        journal.append(folder / TRIALS_FILE, record.to_json(), unique=named)
-    else:
-        journal.append(folder / WARM_STARTS_FILE, record.to_json())
+    text = record.to_json()
+    type(record).from_json(text)
+    named = json.dumps({"trial_id": record.trial_id}, ensure_ascii=False, separators=(",", ":"))[1:-1]
+    journal.append(folder / (TRIALS_FILE if isinstance(record, TrialRecord) else WARM_STARTS_FILE), text, unique=named)
 
 
 def recover(folder: Path) -> list[str]:
@@ -719,6 +722,9 @@ def why_impossible(record: AttemptRecord) -> str | None:
         return f"settings_key is {quote_value(record.settings_key)}, and the key of its settings is {key!r}"
     if record.status is Status.OK and record.label is not None:
         return f"status is ok, and yet its label is {quote_value(record.label)}"
+    measured = _MEASURED[type(record)]
+    if record.status is Status.OK and ((value := getattr(record, measured)) is None or not math.isfinite(value)):
+        return f"status is ok, and yet it has no {measured}"
     for interval, inside in _INTERVALS.items():
         ends = getattr(record, interval, None)
         if ends is None or not math.isfinite(ends[0]) or not ends[1] > -math.inf:
@@ -730,6 +736,9 @@ def why_impossible(record: AttemptRecord) -> str | None:
             return f"{inside} is {center:.6g}, outside of its interval from {ends[0]:.6g} to {ends[1]:.6g}"
     return None
 
+
+_MEASURED: Mapping[type[AttemptRecord], str] = {TrialRecord: "samples_per_s", WarmStart: "warm_start_s"}
+"""Figure that every record with status `ok` has, by its kind."""
 
 _INTERVALS = {"step_ms_ci95": None, "samples_per_s_ci95": "samples_per_s", "speedup_eager_ci95": None}
 """Intervals, and the figure that must lie in each, if any."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema import redact
+from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.outcome import (
     LOST_TO_PRECOMPILE,
     OF_PRECOMPILE,
@@ -164,6 +165,8 @@ def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
     while True:
         try:
             records.append(folder, record)
+        except RecordsError as error:
+            return str(error)
         except OSError as error:
             if time.monotonic() >= ends_at:
                 return error.strerror or str(error)

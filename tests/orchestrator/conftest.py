@@ -93,7 +93,7 @@ def theirs(tmp_path: Path) -> Path:
     )
     sweep_folder.begin(tmp_path / "theirs", config, replace(fingerprint(), gpu=None, num_gpus=0), None)
     eager = SETTINGS[0]
-    done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK)
+    done = TrialRecord(trial_id="001-a", settings=eager.to_dict(), settings_key=eager.key, status=Status.OK, samples_per_s=5.0)
     append(tmp_path / "theirs", done)
     return tmp_path / "theirs"
 

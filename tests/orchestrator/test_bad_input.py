@@ -345,6 +345,7 @@ def test_what_another_environment_measured_is_learnt_from_only_if_that_is_said(
         settings=full.to_dict(),
         settings_key=full.key,
         status=Status.OK,
+        samples_per_s=5.0,
         workload="captioning",
         size="tiny",
         environment_key="another",

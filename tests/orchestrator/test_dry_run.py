@@ -118,7 +118,8 @@ def test_a_resumed_sweep_keeps_its_cache_and_measures_cold_what_was_only_warm(
     theirs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = SETTINGS[1]
-    warm = TrialRecord(trial_id="002-a", settings=full.to_dict(), settings_key=full.key, status=Status.OK, caches=Caches.WARM)
+    known = {"settings": full.to_dict(), "settings_key": full.key, "status": Status.OK, "samples_per_s": 5.0}
+    warm = TrialRecord(trial_id="002-a", caches=Caches.WARM, **known)  # type: ignore[arg-type]
     append(theirs, warm)
     assert sweep.main(["--dry-run", "--resume", "--output", str(theirs), "--starts", "shared", "--cache-store", "/mine"]) == 0
     assert "0 settings" in capsys.readouterr().out
@@ -271,6 +272,7 @@ def test_figures_of_another_job_are_not_learnt_from(tmp_path: Path, capsys: pyte
     (earlier := tmp_path / "earlier").mkdir()
     one_token = CompileSettings.parse("scope=eager,workload.new_tokens=1")
     known = {"status": Status.OK, "workload": "decoder", "size": "tiny", "environment_key": sweep.fingerprint().key}
+    known |= {"samples_per_s": 5.0}
     record = TrialRecord(trial_id="1", settings=one_token.to_dict(), settings_key=one_token.key, **known)  # type: ignore[arg-type]
     append(earlier, record)
     words = ["--dry-run", "--workload", "decoder", "--size", "tiny", "--searcher", "gain", "--learn-from", str(earlier)]

@@ -81,7 +81,8 @@ def test_what_was_recorded_when_ray_gave_a_sweep_up_reaches_its_trackers(theirs:
     full = CompileSettings.parse("scope=full")
 
     def run(*arguments: Any) -> None:
-        append(theirs, TrialRecord(trial_id="002-b", settings=full.to_dict(), settings_key=full.key, status=Status.OK))
+        done = {"settings": full.to_dict(), "settings_key": full.key, "status": Status.OK, "samples_per_s": 5.0}
+        append(theirs, TrialRecord(trial_id="002-b", **done))  # type: ignore[arg-type]
         raise SessionError("Ray gave the sweep up")
 
     monkeypatch.setattr(Stages, "run", run)

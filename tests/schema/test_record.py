@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -127,7 +128,7 @@ NESTED = (
 def test_settings_that_are_lists_and_objects_are_read_back(spelled: str) -> None:
     chosen = CompileSettings.parse(spelled)
     again = TrialRecord.from_json(
-        TrialRecord(trial_id="1", settings=chosen.to_dict(), settings_key=chosen.key, status=Status.OK).to_json()
+        TrialRecord(trial_id="1", settings=chosen.to_dict(), settings_key=chosen.key, status=Status.FAILED).to_json()
     )
     assert CompileSettings.from_dict(again.settings) == chosen
     assert again.settings == chosen.to_dict()
@@ -205,6 +206,8 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "a figure outside of its interval": ({"samples_per_s": 99_999.0}, "outside of its interval"),
     "an interval from high to low": ({"speedup_eager_ci95": (1.4, 1.2)}, "lower end must come first"),
     "a key of other settings": ({"settings_key": "scope=eager"}, "the key of its settings is"),
+    "ok without figures": ({"samples_per_s": None}, "status is ok, and yet it has no samples_per_s"),
+    "ok with a rate that is not finite": ({"samples_per_s": math.inf, "samples_per_s_ci95": None}, "it has no samples_per_s"),
     "ok with a label": ({"label": "nan"}, "status is ok, and yet its label is 'nan'"),
 }
 
@@ -213,7 +216,12 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_record_that_cannot_be_true_is_refused_with_what_is_wrong(tmp_path: Path, name: str) -> None:
     changes, complaint = IMPOSSIBLE[name]
     append(tmp_path, record("1"))
-    append(tmp_path, replace(record("2"), **changes))
+    impossible = replace(record("2"), **changes)
+    with pytest.raises(RecordsError, match=re.escape(complaint)):
+        append(tmp_path, impossible)
+    assert [one.trial_id for one in read(tmp_path)] == ["1"], "nothing was written"
+    with (tmp_path / TRIALS_FILE).open("a") as log:
+        log.write(impossible.to_json() + "\n")
     with pytest.raises(RecordsError) as error:
         read(tmp_path)
     assert f"{TRIALS_FILE} line 2 is not a trial record" in str(error.value)
@@ -504,6 +512,13 @@ def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_
     assert read(tmp_path)[0].wall_s == 62.5
 
 
+def test_a_secret_that_is_a_word_of_a_setting_damages_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PASSWORD", "reduce-overhead")
+    append(tmp_path, record("1", reason="the password is reduce-overhead"))
+    (found,) = read(tmp_path)
+    assert (found.settings_key, found.reason) == (SETTINGS.key, "the password is ***")
+
+
 def test_an_id_is_recorded_once(tmp_path: Path) -> None:
     append(tmp_path, record("1", reason='its "trial_id":"2", and\n"trial_id":"2"'))
     append(tmp_path, record("2"))
@@ -527,6 +542,9 @@ KILLS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 from compile_sweep.schema.record import TRIALS_FILE, TrialRecord, append, recover
+from compile_sweep.schema.settings import CompileSettings
+settings = CompileSettings.parse("scope=full")
+known = {"settings": settings.to_dict(), "settings_key": settings.key}
 folder, kills, number, torn = Path(sys.argv[1]), int(sys.argv[2]), 0, 0
 log = folder / TRIALS_FILE
 for kill in range(kills):
@@ -534,7 +552,7 @@ for kill in range(kills):
     told, tell = os.pipe()
     if (writer := os.fork()) == 0:
         while True:
-            append(folder, TrialRecord(trial_id=str(number), settings={}, settings_key="k", status="failed", reason=reason))
+            append(folder, TrialRecord(trial_id=str(number), status="failed", reason=reason, **known))
             os.write(tell, b"%d " % number)
             number += 1
     os.close(tell)
@@ -573,13 +591,17 @@ def test_of_a_writer_killed_at_any_time_no_record_is_lost_or_doubled(tmp_path: P
 def warm_start(**fields: Any) -> WarmStart:
     """A start that succeeded, with these fields changed."""
     measured = {"status": Status.OK, "warm_start_s": 3.5, "restore_s": 0.5, "compile_phases_s": {"dynamo": 1.0}, "cache_hits": 3}
-    return WarmStart(trial_id="9", settings=SETTINGS.to_dict(), settings_key=SETTINGS.key, **{**measured, **fields})
+    known = {"trial_id": "9", "settings": SETTINGS.to_dict(), "settings_key": SETTINGS.key}
+    return WarmStart(**{**known, **measured, **fields})
 
 
 def test_a_warm_start_is_read_back_from_a_log_of_its_own(tmp_path: Path) -> None:
     append(tmp_path, record("1"))
     append(tmp_path, warm_start())
-    append(tmp_path, warm_start(status=Status.FAILED, warm_start_s=None, label=Label.NOT_WARM, reason="nothing was there"))
+    append(
+        tmp_path,
+        warm_start(trial_id="10", status=Status.FAILED, warm_start_s=None, label=Label.NOT_WARM, reason="nothing was there"),
+    )
     assert [r.trial_id for r in read(tmp_path)] == ["1"]
     ok, failed = read_warm_starts(tmp_path)
     assert ok == warm_start()

@@ -45,7 +45,14 @@ def test_a_member_of_the_front_that_is_measured_again_cold_takes_as_long_as_a_co
     caches: CachePolicy, again_s: float, tmp_path: Path
 ) -> None:
     found = stages(tmp_path / "sweep", caches)
-    warm = {"caches": Caches.WARM, "compile_s": 6.0, "cold_equivalent_s": 300.0, "wall_s": 40.0, "status": Status.OK}
+    warm = {
+        "caches": Caches.WARM,
+        "compile_s": 6.0,
+        "cold_equivalent_s": 300.0,
+        "wall_s": 40.0,
+        "samples_per_s": 5.0,
+        "status": Status.OK,
+    }
     record = TrialRecord(trial_id="1", settings=FULL.to_dict(), settings_key=FULL.key, **warm)  # type: ignore[arg-type]
     records.append(tmp_path / "sweep", record)
     assert found._expected_s(FULL) == 40.0
@@ -62,9 +69,8 @@ def test_a_search_that_is_stopped_at_once_counts_the_trials_that_ended(tmp_path:
     found = stages(tmp_path / "sweep", CachePolicy.COLD, search=SearchConfig(searcher=Searcher.GRID))
 
     def ended(*arguments: object) -> None:
-        records.append(
-            tmp_path / "sweep", TrialRecord(trial_id="1", settings=FULL.to_dict(), settings_key=FULL.key, status=Status.OK)
-        )
+        done = {"settings": FULL.to_dict(), "settings_key": FULL.key, "status": Status.OK, "samples_per_s": 5.0}
+        records.append(tmp_path / "sweep", TrialRecord(trial_id="1", **done))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     monkeypatch.setattr("orchestrator.run.stages.make_runner", ended)

@@ -37,7 +37,7 @@ TRIAL_S, START_S = 100.0, 20.0
 
 def recorded(setting: CompileSettings, **fields: Any) -> TrialRecord:
     known = {"settings": setting.to_dict(), "settings_key": setting.key, "status": Status.OK, "wall_s": TRIAL_S, "cache_made": 1}
-    return TrialRecord(**{"trial_id": uuid.uuid4().hex, "compile_s": 1.0, **known, **fields})
+    return TrialRecord(**{"trial_id": uuid.uuid4().hex, "compile_s": 1.0, "samples_per_s": 5.0, **known, **fields})
 
 
 class InstantRunner:
@@ -52,9 +52,8 @@ class InstantRunner:
 
     def run(self, batch: Batch) -> None:
         for setting in filter(batch.may_start, batch.settings):
-            start = WarmStart(
-                trial_id="1", settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, wall_s=START_S
-            )
+            known = {"settings": setting.to_dict(), "settings_key": setting.key, "status": Status.OK, "warm_start_s": START_S}
+            start = WarmStart(trial_id=uuid.uuid4().hex, wall_s=START_S, **known)  # type: ignore[arg-type]
             records.append(self._output, start if batch.warm_start else recorded(setting))
 
     def running(self) -> Sequence[Progress]:

@@ -31,7 +31,7 @@ def config(**fields: Any) -> SweepConfig:
 
 
 def eager_done() -> TrialRecord:
-    return TrialRecord(trial_id="001-a", settings=EAGER.to_dict(), settings_key=EAGER.key, status=Status.OK)
+    return TrialRecord(trial_id="001-a", settings=EAGER.to_dict(), settings_key=EAGER.key, status=Status.OK, samples_per_s=5.0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

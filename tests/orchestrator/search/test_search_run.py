@@ -132,7 +132,7 @@ def test_gpu_seconds_count_what_is_measured_again_and_started_warm(tmp_path: Pat
     asked.count_repeats()
     assert asked.may_take(second, 30.0)
     fields: dict[str, Any] = {"trial_id": "1", "settings": second.to_dict(), "settings_key": second.key, "status": Status.OK}
-    records.append(tmp_path, WarmStart(**fields, wall_s=10.0, retried_s=5.0))
+    records.append(tmp_path, WarmStart(**fields, wall_s=10.0, warm_start_s=5.0, retried_s=5.0))
     asked.count_repeats()
     assert asked.allows(15.0)
     assert not asked.allows(16.0)
