@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from compile_sweep.child_process import empty_stdin
+from compile_sweep.child_process import empty_stdin, only_in_this_process
 from compile_sweep.contract.names import import_named, named_workloads
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import Attention
@@ -262,7 +262,9 @@ def main() -> None:
     empty_stdin()
     os.dup2(2, 1)
     for line in questions:
-        print(json.dumps(answer_or_error(json.loads(line))), file=answers, flush=True)
+        with only_in_this_process():
+            answered = json.dumps(answer_or_error(json.loads(line)))
+        print(answered, file=answers, flush=True)
 
 
 if __name__ == "__main__":

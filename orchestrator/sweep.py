@@ -32,7 +32,7 @@ from orchestrator.config import AUTO, REDIS, CachePolicy, Device, Run, SearchCon
 from orchestrator.environment import Environment, fingerprint, git_commit
 from orchestrator.guard import scratch_folders
 from orchestrator.guard.machine_state import machine_state
-from orchestrator.plan.describer import Describer
+from orchestrator.plan.describer import DEADLINE_S, Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
 from orchestrator.plan.scripts import commands_that_train, findings_lines, job_of, script_facts, split_arguments
 from orchestrator.plan.space import Target, refuse_several_jobs
@@ -153,7 +153,8 @@ def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> 
         console.print(f"planning a sweep of {job.given} …", markup=False, highlight=False, soft_wrap=True)
         return Describer()
     find_workload(config.workload)
-    describer = Describer(with_current_folder=is_in_users_folder(config.workload))
+    deadline_s = max(config.whole_trial_s, DEADLINE_S)
+    describer = Describer(with_current_folder=is_in_users_folder(config.workload), deadline_s=deadline_s)
     describer.start()
     console.print(f"reading workload {config.workload} …", markup=False, highlight=False, soft_wrap=True)
     return describer

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
+from compile_sweep.child_process import only_in_this_process
 from compile_sweep.own_packages import find_own_packages
 from compile_sweep.schema.errors import WorkloadError
 
@@ -100,7 +101,8 @@ def import_named(name: str) -> Any:
         for place in (os.getcwd(), folder):  # the former is needed by a `best.py` in another folder
             if place not in sys.path:
                 sys.path.insert(0, place)
-    try:
-        return getattr(importlib.import_module(module), class_name, None)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything on import
-        raise WorkloadError(f"workload {name!r}: importing {module} failed: {type(error).__name__}: {error}") from error
+    with only_in_this_process():
+        try:
+            return getattr(importlib.import_module(module), class_name, None)
+        except (Exception, SystemExit) as error:  # a user's module may raise anything on import
+            raise WorkloadError(f"workload {name!r}: importing {module} failed: {type(error).__name__}: {error}") from error

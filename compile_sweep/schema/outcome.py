@@ -113,6 +113,7 @@ class Label(StrEnum):
     SWEEP_DIED = "sweep-died", *_UNCERTAIN, 1, "the sweep or its host died twice while the setting ran; it is not run again"
     DEVICE_LOST = "device-lost", *_MACHINES, 3, "the GPU failed, or another process had filled it"
     DISK_FULL = "disk-full", *_MACHINES, 3, "a disk was full"
+    NOT_STARTED = "not-started", *_MACHINES, 3, "no worker had started at the deadline, as on a host that is too busy"
     NODE_LOST = "node-lost", *_MACHINES, 4, "the host of a worker left the cluster"
     ACTOR_LOST = "actor-lost", *_MACHINES, 4, "an actor or object that the trial needed was gone"
     TRIAL_DIED = "trial-died", *_MACHINES, 4, "the trial's own process failed"
@@ -136,6 +137,9 @@ _HOST_FULL = re.compile(r"low on memory|memory usage threshold")
 
 _GPU_FULL = re.compile(r"CUDA error: out of memory")
 """What CUDA reports when memory lacks even for a process's context, before the setting matters."""
+
+_SLOW_START = re.compile(r"worker group startup timed out")
+"""What Ray Train reports when its workers do not come up in time."""
 
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _DEVICE_LOST = re.compile(
@@ -191,6 +195,8 @@ class Death:
     """Whether a worker wrote that its deadline ended it."""
     oom_killed: bool = False
     """Whether the kernel killed a process on a worker's host for lack of memory when the worker ended."""
+    has_started: bool = True
+    """Whether any worker had started; true if that is not known."""
     nodes_lost: int = 0
     """Number of the trial's hosts that left the cluster."""
     startup_error: str = ""
@@ -323,11 +329,13 @@ def _judge_silence(death: Death) -> Verdict:
         return verdict_of(Label.CRASHED, f"{_sentence(death.fatal)} {where}, outside Python; the stacks are in the trial's log")
     if _NO_ROOM.search(death.error_text):
         return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {_sentence(death.error_text)}")
-    in_time, said = death.elapsed_s < death.trial_deadline_s, _not_started(death.startup_error)
+    in_time, said = death.elapsed_s < death.trial_deadline_s, _died_early(death.startup_error)
     if death.phase == Phase.WARMING_UP and (death.in_phase_s >= death.compile_deadline_s or (death.timed_out and in_time)):
         return verdict_of(
             Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
         )
+    if not death.has_started and (death.timed_out or not in_time or _SLOW_START.search(death.error_text)):
+        return _not_in_time(death.elapsed_s, said)
     if death.timed_out or not in_time:
         late = f"not done after {death.trial_deadline_s:g} s, {where}; killed by the deadline"
         return verdict_of(Label.TRIAL_DEADLINE, f"{late}{said}")
@@ -348,11 +356,19 @@ def _node_lost(death: Death, where: str) -> Verdict:
     return verdict_of(Label.NODE_LOST, f"{lost} left the cluster {where}")
 
 
-def _not_started(startup_error: str) -> str:
+def _died_early(startup_error: str) -> str:
     return f"; a worker died before its first line: {_sentence(startup_error)}" if startup_error else ""
 
 
-def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str, startup_error: str = "") -> Verdict:
+def _not_in_time(elapsed_s: float, said: str) -> Verdict:
+    """Returns the verdict on a trial none of whose workers had started, which says nothing about its setting."""
+    why = said or ", as on a host that is too busy"
+    return verdict_of(Label.NOT_STARTED, f"no worker had started after {elapsed_s:.0f} s, which is no fault of the setting{why}")
+
+
+def judge_trial_death(
+    elapsed_s: float, trial_deadline_s: float, error_text: str, startup_error: str = "", *, has_started: bool = True
+) -> Verdict:
     """Judges a trial whose own process ended before it could write its record.
 
     Args:
@@ -360,8 +376,11 @@ def judge_trial_death(elapsed_s: float, trial_deadline_s: float, error_text: str
         trial_deadline_s: Seconds after which it ends itself if its workers cannot be ended.
         error_text: Tune's message.
         startup_error: Error of a worker that died before Ray knew it; empty if none did.
+        has_started: Whether any worker had started; true if that is not known.
     """
-    said = _not_started(startup_error)
+    said = _died_early(startup_error)
+    if elapsed_s >= trial_deadline_s and not has_started:
+        return _not_in_time(elapsed_s, said)
     if elapsed_s >= trial_deadline_s:
         late = f"not done after {trial_deadline_s:g} s and its workers did not end; killed"
         return verdict_of(Label.TRIAL_DEADLINE, f"{late}{said}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -20,6 +23,12 @@ from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.outcome import exit_text
 from compile_sweep.schema.redact import last_line
 
+DEADLINE_S = 900.0
+"""Seconds that a question may take by default, as long as a trial may."""
+
+_UNBOUNDED = frozenset({"largest_batch"})
+"""Questions that compile, one size after the other, and so have no deadline."""
+
 
 class Describer:
     """A process that answers the questions of `compile_sweep.describe`, each only once; the first question starts it.
@@ -28,11 +37,13 @@ class Describer:
 
     Args:
         with_current_folder: Whether the process imports the user's code from the current folder.
+        deadline_s: Seconds that a question may take.
     """
 
-    def __init__(self, *, with_current_folder: bool = False) -> None:
-        self.with_current_folder = with_current_folder
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, *, with_current_folder: bool = False, deadline_s: float = DEADLINE_S) -> None:
+        self.with_current_folder, self.deadline_s = with_current_folder, deadline_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
         self._answers: dict[str, Any] = {}
 
     def start(self) -> None:
@@ -45,7 +56,7 @@ class Describer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
-            text=True,
+            start_new_session=True,  # so that what the user's code starts ends with it
         )
         atexit.register(self.close)
 
@@ -53,10 +64,13 @@ class Describer:
         """Ends the process."""
         atexit.unregister(self.close)
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-            self._output.close()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout, self._output):
+                with suppress(OSError):
+                    stream.close()  # type: ignore[union-attr]
+            self._process, self._unread = None, b""
 
     def __enter__(self) -> Describer:
         return self
@@ -68,7 +82,7 @@ class Describer:
         """Returns the answer to a question of `compile_sweep.describe.answer`.
 
         Raises:
-            WorkloadError: There is no such workload, its own code failed, or it ended the process.
+            WorkloadError: There is no such workload, its own code failed or did not end in time, or it ended the process.
             SettingsError: The settings do not fit the workload.
         """
         question = json.dumps({"ask": what, **about})
@@ -86,17 +100,37 @@ class Describer:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
+        asked = json.loads(question)
+        about = asked.get("workload", "torch")
         with suppress(BrokenPipeError):  # the process has ended; the code below says why
-            process.stdin.write(question + "\n")
+            process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
-        if not (line := process.stdout.readline()):
-            about = json.loads(question).get("workload", "torch")
+        ends_at = None if asked["ask"] in _UNBOUNDED else time.monotonic() + self.deadline_s
+        if (line := self._line(process.stdout.fileno(), ends_at)) is None:
+            said = last_line(self._output) or "; it printed nothing"
+            self.close()
+            raise WorkloadError(
+                f"the process that looks at {about} had no answer after {self.deadline_s:g} s; importing it, building its model "
+                f"or making its batches takes too long or waits for something{said}"
+            )
+        if not line:
             raise WorkloadError(
                 f"the process that looks at {about} ended with {exit_text(process.wait())} before it had an answer"
                 f"{last_line(self._output) or '; it printed nothing'}"
             )
         answered: Mapping[str, Any] = json.loads(line)
         return answered
+
+    def _line(self, answers: int, ends_at: float | None) -> bytes | None:
+        """Reads a line of the process's answers; empty if the process has ended, None if there is none by `ends_at`."""
+        while b"\n" not in self._unread:
+            if not select.select([answers], [], [], None if ends_at is None else max(0.0, ends_at - time.monotonic()))[0]:
+                return None
+            if not (read := os.read(answers, 1 << 16)):
+                return b""
+            self._unread += read
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
     def facts(self, workload: str, size: str | None, seed: int, *, has_gpu: bool) -> WorkloadFacts:
         """Returns facts about a workload; raises the errors of `ask`.

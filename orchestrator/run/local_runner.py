@@ -121,6 +121,7 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, 
         fatal=crash.fatal_signal,
         timed_out=crash.timed_out,
         oom_killed=crash.oom_killed,
+        has_started=progress.is_up,
         **(forked.outcome or {"error_text": forked.ending}),
     )
     return Attempt(death=death, was_raised=death.error_type is not None, progress=progress)

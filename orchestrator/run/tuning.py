@@ -129,7 +129,9 @@ class DeadTrials(Callback):
         elapsed_s = progress.elapsed_s - waited_s(assignment.plan, progress) if progress else 0.0
         text = str(trial.get_error() or "no message")
         never_started = startup_error(progress, elapsed_s)
-        return judge_trial_death(elapsed_s, assignment.plan.trial_deadline_s, text, never_started), progress
+        has_started = progress is None or progress.is_up
+        deadline_s = assignment.plan.trial_deadline_s
+        return judge_trial_death(elapsed_s, deadline_s, text, never_started, has_started=has_started), progress
 
     def _write(self, assignment: Assignment, verdict: Verdict, progress: Progress | None) -> None:
         if is_recorded(self._folder, assignment.trial_id):

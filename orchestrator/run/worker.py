@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
-from compile_sweep.child_process import freeze_imports
+from compile_sweep.child_process import freeze_imports, only_in_this_process
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import Phase, is_let_down
@@ -519,10 +519,11 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
     """
     assignment = Assignment.from_dict(order.assignment)
     _renew_process_state()
-    try:
-        outcome: dict[str, Any] = {"figures": work(assignment, ForkedParent(order, assignment, cpus), said)}
-    except MeasurementFailed as error:
-        outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
+    with only_in_this_process():
+        try:
+            outcome: dict[str, Any] = {"figures": work(assignment, ForkedParent(order, assignment, cpus), said)}
+        except MeasurementFailed as error:
+            outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
     _write_whole(Path(order.folder) / OUTCOME, json.dumps(outcome))
     while assignment.plan.num_workers > 1:
         signal.pause()  # until all workers have ended and are killed: leaving earlier could take data that others still need

@@ -272,8 +272,8 @@ def test_figures_of_another_job_are_not_learnt_from(tmp_path: Path, capsys: pyte
     (earlier := tmp_path / "earlier").mkdir()
     one_token = CompileSettings.parse("scope=eager,workload.new_tokens=1")
     known = {"status": Status.OK, "workload": "decoder", "size": "tiny", "environment_key": sweep.fingerprint().key}
-    known |= {"samples_per_s": 5.0}
-    record = TrialRecord(trial_id="1", settings=one_token.to_dict(), settings_key=one_token.key, **known)  # type: ignore[arg-type]
+    settings = {"settings": one_token.to_dict(), "settings_key": one_token.key}
+    record = TrialRecord(trial_id="1", samples_per_s=5.0, **settings, **known)  # type: ignore[arg-type]
     append(earlier, record)
     words = ["--dry-run", "--workload", "decoder", "--size", "tiny", "--searcher", "gain", "--learn-from", str(earlier)]
     assert sweep.main(words) == 2

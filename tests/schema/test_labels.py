@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from compile_sweep.harness.numerics.check import NumericsStatus
 from compile_sweep.schema.outcome import (
+    LOST_TO_MACHINES,
     OK,
     Death,
     Label,
     Status,
     Verdict,
+    backoff_s,
     judge_death,
     judge_measurement,
     judge_trial_death,
@@ -41,6 +43,7 @@ STATUSES = {
     Label.DEVICE_LOST: Status.FAILED,
     Label.DISK_FULL: Status.FAILED,
     Label.GPU_SHARED: Status.FAILED,
+    Label.NOT_STARTED: Status.FAILED,
     Label.NODE_LOST: Status.FAILED,
     Label.ACTOR_LOST: Status.FAILED,
     Label.WORKER_DIED: Status.FAILED,
@@ -169,6 +172,7 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         ["the GPU failed in phase starting", "No CUDA GPUs are available"],
     ),
     # While a worker is set up, before any of our functions runs in it, its exception is all that is known.
+    (Label.NOT_STARTED, {"elapsed_s": 930.0, "phase": "starting", "has_started": False}, ["had started after 930 s"]),
     (Label.DEVICE_LOST, {"error_text": "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "phase": "starting"}, []),
     (Label.DEVICE_LOST, {"error_text": "CUDA error: uncorrectable ECC error encountered", "phase": "starting"}, ["ECC"]),
     (
@@ -268,6 +272,24 @@ def test_what_ended_an_attempt_is_labelled(label: Label, fields: dict[str, Any],
 )
 def test_a_trial_whose_own_process_ended_is_labelled(label: Label, elapsed_s: float, words: list[str]) -> None:
     check(judge_trial_death(elapsed_s, 900.0, "\nThe actor died\nunexpectedly"), label, words)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"elapsed_s": 930.0},
+        {"elapsed_s": 890.0, "timed_out": True},
+        {"elapsed_s": 61.0, "error_text": "The worker group startup timed out after 60 seconds waiting for 1 workers."},
+    ],
+    ids=["no report", "its own deadline", "Ray's deadline"],
+)
+def test_a_trial_that_never_came_to_start_says_nothing_about_its_setting(fields: dict[str, Any]) -> None:
+    usual = {"phase": "starting", "in_phase_s": 1.0, "trial_deadline_s": 900.0, "has_started": False}
+    verdict = judge_death(death(**usual | fields))
+    check(verdict, Label.NOT_STARTED, [f"no worker had started after {fields['elapsed_s']:.0f} s", "no fault of the setting"])
+    assert backoff_s(verdict.label, []) is not None, "it is tried again"
+    assert verdict.label in LOST_TO_MACHINES, "and again with --resume"
+    check(judge_trial_death(930.0, 900.0, "The actor died", has_started=False), Label.NOT_STARTED, ["after 930 s"])
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,25 @@ def test_code_that_ends_the_process_is_a_sentence(describer: Describer, code: st
 
 
 @pytest.mark.slow
+def test_code_that_does_not_end_is_a_sentence_and_is_ended(describer: Describer) -> None:
+    Path("waits.py").write_text("import subprocess\nprint('connecting', flush=True)\nsubprocess.run(['sleep', '4321'])\n")
+    describer.deadline_s = 15.0  # torch is not imported before the user's module is
+    with pytest.raises(WorkloadError, match=r"looks at waits:Mine had no answer after 15 s; importing it.*: connecting"):
+        describer.facts("waits:Mine", None, 0, has_gpu=False)
+    assert describer.backends(), "the next question starts another process"
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_by_an_import_gives_no_second_answer(describer: Describer) -> None:
+    code = "import os\nfrom toy_workloads import Toy as Mine\nif os.fork(): os.wait()\n"
+    Path("forks.py").write_text(code)
+    facts = describer.facts("forks:Mine", None, 0, has_gpu=False)
+    assert facts.workload == "Toy"
+    assert describer.facts("toy_workloads:Toy", None, 0, has_gpu=False) == facts
+    assert describer._unread == b""
+
+
+@pytest.mark.slow
 def test_a_plan_is_made_without_torch_or_the_users_code_in_the_driver(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from toy_workloads import Toy as Mine\n")
     code = (

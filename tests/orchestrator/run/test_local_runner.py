@@ -16,6 +16,7 @@ from compile_sweep.harness.toolchain import cpp_header_folder
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
+from orchestrator.run import local_runner
 from orchestrator.run.forked_attempt import Servers
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial import Attempt
@@ -100,6 +101,14 @@ def test_a_process_that_dies_before_its_first_line_says_why(tmp_path: Path, monk
     assignment, attempt, _ = tried(tmp_path, "toy_workloads:Toy", None)
     verdict = attempt.verdict(assignment)
     assert "this numpy is not ours" in str(verdict.reason)
+
+
+def test_a_process_that_did_not_start_in_time_is_no_fault_of_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_runner, "GRACE_S", 0.0)
+    assignment, attempt, _ = tried(tmp_path, "toy_workloads:Toy", None, deadline_s=0.01)
+    verdict = attempt.verdict(assignment)
+    assert verdict.label is Label.NOT_STARTED
+    assert "no worker had started" in str(verdict.reason)
 
 
 def test_a_process_is_ended_at_its_deadline_and_nothing_of_it_is_left(servers: Servers, tmp_path: Path) -> None:

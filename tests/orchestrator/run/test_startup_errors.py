@@ -50,9 +50,12 @@ def test_reasons_end_with_it() -> None:
     said = "; a worker died before its first line: ModuleNotFoundError: No module named 'second'"
     error = "ModuleNotFoundError: No module named 'second'"
     facts = {"phase": "starting", "in_phase_s": 1.0, "compile_deadline_s": 5.0, "trial_deadline_s": 9.0, "startup_error": error}
-    died, late = (judge_death(Death(elapsed_s=elapsed_s, **facts)) for elapsed_s in (2.0, 10.0))  # type: ignore[arg-type]
-    assert (died.label, late.label) == (Label.WORKER_DIED, Label.TRIAL_DEADLINE)
-    killed = judge_trial_death(10.0, 9.0, "", error)
+    died, late = (
+        judge_death(Death(elapsed_s=elapsed_s, has_started=False, **facts))  # type: ignore[arg-type]
+        for elapsed_s in (2.0, 10.0)
+    )
+    killed = judge_trial_death(10.0, 9.0, "", error, has_started=False)
+    assert (died.label, late.label, killed.label) == (Label.WORKER_DIED, Label.NOT_STARTED, Label.NOT_STARTED)
     for verdict in (died, late, killed):
         assert str(verdict.reason).endswith(said)
 
