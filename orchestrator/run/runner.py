@@ -22,6 +22,7 @@ from orchestrator.environment import Environment
 from orchestrator.guard.progress import Progress, StopRequest
 from orchestrator.run import sweep_folder
 from orchestrator.run.session import Interrupts
+from orchestrator.run.trial import ROOM_USED
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.proposers import InOrder, Proposer
 from orchestrator.search.pruning import Pruning, Sighting
@@ -200,11 +201,16 @@ def _sighting(progress: Progress) -> Sighting:
 
 
 def unwritten_error(output: Path, why: str) -> str:
-    """Explains that a sweep ended because a record could not be written."""
-    return (
-        f"a record could not be written to {output} ({why}), so the sweep has ended; what is recorded is "
-        "intact: make room and go on with --resume"
+    """Explains that a sweep ended because there is no room for records.
+
+    Args:
+        output: The sweep's folder.
+        why: As `trial.append_record` says.
+    """
+    what = (
+        f"the disk with {output} is full and {why}" if why == ROOM_USED else f"a record could not be written to {output} ({why})"
     )
+    return f"{what}, so the sweep has ended; what is recorded is intact: make room and go on with --resume"
 
 
 def plan_fields(batch: Batch) -> dict[str, Any]:

@@ -36,6 +36,9 @@ LOGS = "logs"
 TRAIN_STATE = ".train-"
 """Prefix of folders with a running trial's Ray Train state; a killed driver leaves them behind."""
 STARTS_FILE = "starts.jsonl"
+ROOM_FILE = ".room-for-records"
+"""File that takes up the room that records need if the disk fills up during the sweep."""
+ROOM_BYTES = 1 << 20
 MAX_ENDS = 2
 """How many times a sweep may die while a setting runs. The first time may be chance: a power failure, or a job's time limit."""
 
@@ -70,6 +73,7 @@ def begin(folder: Path, config: SweepConfig, environment: Environment, commit: s
     refuse(folder, config, environment, to_resume=False)
     _make_writable(folder)
     with _in_a_sentence(folder):
+        _keep_room(folder)
         write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
         # Second: without sweep.json, the folder would look like a sweep that cannot be resumed.
         (folder / record.TRIALS_FILE).touch()
@@ -101,6 +105,7 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
     with _in_a_sentence(folder):
         described = _described(config, environment, commit, runs)
         described["cluster"] |= before.get("cluster") is True
+        _keep_room(folder)
         write_json(folder / record.SWEEP_FILE, described)
     return done
 
@@ -224,6 +229,34 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
         "planned": [] if config.search.searcher else [setting.key for setting in config.settings],
         "runs": runs,
     }
+
+
+def _keep_room(folder: Path) -> None:
+    """Takes up the room that records need, unless that has been done.
+
+    Raises:
+        OSError: There is not that much room.
+    """
+    path = folder / ROOM_FILE
+    if path.is_file() and path.stat().st_size == ROOM_BYTES:
+        return
+    try:
+        with path.open("wb") as file:
+            file.write(os.urandom(ROOM_BYTES))  # some file systems store no block for zeros
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def give_room(folder: Path) -> bool:
+    """Gives records the room that was kept for them; returns whether there was any."""
+    try:
+        (folder / ROOM_FILE).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _holds(folder: Path, name: str) -> bool:

@@ -5,6 +5,7 @@ The functions that make an attempt (in a worker group on Ray, or in a local proc
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import time
@@ -40,7 +41,7 @@ from orchestrator.guard.log_bounds import bound_logs
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import sweep_folder
-from orchestrator.run.sweep_folder import note_start
+from orchestrator.run.sweep_folder import give_room, note_start
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 GRACE_S = 15.0
@@ -48,6 +49,9 @@ GRACE_S = 15.0
 
 RECORD_PATIENCE_S = 30.0
 """Seconds that a finished trial waits for disk space to write its record."""
+
+ROOM_USED = "the room kept for records has been used"
+"""Why no further trial should start although every record was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,7 @@ def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str,
     """Tries one setting and appends its record.
 
     Returns:
-        The record's status, and why the record could not be written, if it could not.
+        The record's status, and why no further trial should start, as `append_record` does.
     """
     folder = Path(assignment.plan.folder)
     if is_recorded(folder, assignment.trial_id):  # by an earlier process, which died or was abandoned before it could report
@@ -99,7 +103,7 @@ def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str,
     redact.redact_logs(assignment.log_folder)
     if isinstance(record, TrialRecord):
         record = replace(record, findings=[*record.findings, *left_out])
-    return str(record.status), _append(folder, record)
+    return str(record.status), append_record(folder, record)
 
 
 def is_recorded(folder: Path, trial_id: str) -> bool:
@@ -159,20 +163,27 @@ def _tried(assignment: Assignment, attempt: Attempts, ask: Ask) -> TrialRecord |
     )
 
 
-def _append(folder: Path, record: TrialRecord | WarmStart) -> str | None:
-    """Writes the record, waiting for disk space if there is none; returns why it could not be written, if it could not."""
-    ends_at = time.monotonic() + RECORD_PATIENCE_S
+def append_record(folder: Path, record: TrialRecord | WarmStart) -> str | None:
+    """Writes the record, in the room that is kept for it if the disk is full, and waits if that does not help.
+
+    Returns:
+        Why no further trial should start: the record could not be written, or took the room kept for records. None if one may.
+    """
+    ends_at, why = time.monotonic() + RECORD_PATIENCE_S, None
     while True:
         try:
             records.append(folder, record)
         except RecordsError as error:
             return str(error)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and give_room(folder):
+                why = ROOM_USED
+                continue
             if time.monotonic() >= ends_at:
                 return error.strerror or str(error)
             time.sleep(1.0)
         else:
-            return None
+            return why
 
 
 def environment_at_import(assignment: Assignment) -> dict[str, str]:

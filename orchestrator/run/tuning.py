@@ -32,7 +32,6 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from compile_sweep.schema import record as records
 from compile_sweep.schema import redact
 from compile_sweep.schema.errors import SessionError, SweepFolderError
 from compile_sweep.schema.outcome import Label, Verdict, backoff_s, judge_trial_death
@@ -45,7 +44,7 @@ from orchestrator.guard.progress import Progress, find_progress_actor, trial_pro
 from orchestrator.run import sweep_folder
 from orchestrator.run.death import startup_error, waited_s
 from orchestrator.run.runner import Batch, EarlyStopping, Proposals, plan_fields, unwritten_error
-from orchestrator.run.trial import is_recorded
+from orchestrator.run.trial import append_record, is_recorded
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
 from orchestrator.run.worker_group import UNWRITTEN, run_trial
 from orchestrator.tracking import Tracking
@@ -89,7 +88,7 @@ class DeadTrials(Callback):
         self._folder = folder
         self._next = 0.0
         self.unwritten: str | None = None
-        """Why a record could not be written, if one could not; no further trial should start then."""
+        """Why no further trial should start, as `trial.append_record` says; None if one may."""
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Frees what dead trials left behind."""
@@ -98,7 +97,7 @@ class DeadTrials(Callback):
             remove_orphaned_placement_groups()
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Records that a trial could not write its record."""
+        """Notes why no further trial should start."""
         self.unwritten = self.unwritten or (trial.last_result or {}).get(UNWRITTEN)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -149,10 +148,7 @@ class DeadTrials(Callback):
         )
         bound_logs(assignment.log_folder)
         redact.redact_logs(assignment.log_folder)
-        try:
-            records.append(self._folder, record)
-        except OSError as error:
-            self.unwritten = error.strerror or str(error)
+        self.unwritten = append_record(self._folder, record) or self.unwritten
 
 
 def remove_orphaned_placement_groups() -> int:

@@ -65,7 +65,7 @@ def test_a_new_sweep_makes_the_folder_with_what_it_is_and_an_empty_log(tmp_path:
     assert values["started_at"].endswith("+00:00")
     assert (folder / TRIALS_FILE).read_bytes() == b""
     assert (folder / sweep_folder.LOGS).is_dir()
-    assert sorted(contents(folder)) == [SWEEP_FILE, TRIALS_FILE]
+    assert sorted(contents(folder)) == [sweep_folder.ROOM_FILE, SWEEP_FILE, TRIALS_FILE]
 
 
 def test_a_new_sweep_in_an_unrelated_folder_leaves_what_is_there(tmp_path: Path) -> None:
@@ -248,6 +248,15 @@ def test_a_damaged_description_is_named(begun: Path, text: str) -> None:
         read_sweep(begun)
     with pytest.raises(RecordsError, match=r"sweep\.json is not a sweep this version wrote"):
         resume(begun, config(), H200, None)
+
+
+def test_room_for_records_is_kept_from_the_beginning_and_again_after_it_was_used(begun: Path) -> None:
+    room = begun / sweep_folder.ROOM_FILE
+    assert room.stat().st_blocks * 512 >= sweep_folder.ROOM_BYTES
+    assert sweep_folder.give_room(begun)
+    assert not sweep_folder.give_room(begun)
+    resume(begun, config(), H200, None)
+    assert room.stat().st_size == sweep_folder.ROOM_BYTES
 
 
 def test_a_description_that_is_a_pipe_is_named_and_not_waited_for(begun: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,14 +21,16 @@ from compile_sweep.schema.outcome import OK, Label, Status, Verdict, judge_death
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER, CrashReport
-from orchestrator.run import ray_parent, trial, tuning, worker, worker_group
+from orchestrator.run import ray_parent, sweep_folder, trial, tuning, worker, worker_group
 from orchestrator.run.death import cause_of, death_of
+from orchestrator.run.runner import unwritten_error
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import gist
 from orchestrator.run.worker import MeasurementFailed
 
 WATCHED = ("log_crashes", "start_reaper", "set_deadline", "clear_deadline")
 LOST = Verdict(status=Status.FAILED, label=Label.NODE_LOST, reason="the host of a worker left the cluster in phase steady")
+FIGURES = {"samples_per_s": 5.0, "cpu_pressure": None, "graph_break_reasons": [], "recompile_reasons": []}
 OUT_OF_MEMORY = Verdict(status=Status.INFEASIBLE, label=Label.OUT_OF_MEMORY, reason="out of memory")
 
 
@@ -101,7 +104,7 @@ def ran(
         told = {"phase": "done", "in_phase_s": 1.0, "elapsed_s": waits_s + 10, "neighbors": 0, "waited_s": waits_s}
         progress = Progress(trial_id="7", settings_key=assignment.settings.key, **told)
         verdict = next(coming)
-        return SimpleNamespace(figures=None, progress=progress, verdict=lambda assignment: verdict)
+        return SimpleNamespace(figures=FIGURES if verdict is OK else None, progress=progress, verdict=lambda assignment: verdict)
 
     monkeypatch.setattr(worker_group, "_attempt", attempt)
     return worker_group.run_trial(assignment_in(folder, **changed).to_dict())
@@ -242,6 +245,25 @@ def test_a_record_waits_for_room_and_tune_is_told_if_there_never_is(
     else:
         assert told[worker_group.UNWRITTEN] == "No space left on device"
         assert clock.now < 10 + trial.RECORD_PATIENCE_S + 2
+
+
+@pytest.mark.usefixtures("board")
+def test_on_a_full_disk_a_record_takes_the_room_that_is_kept_and_no_other_trial_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    append, room = records.append, tmp_path / sweep_folder.ROOM_FILE
+
+    def full(folder: Path, record: records.TrialRecord | records.WarmStart) -> None:
+        if room.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(folder, record)
+
+    monkeypatch.setattr(records, "append", full)
+    room.touch()
+    assert ran(tmp_path, monkeypatch, clock, OK) == {"status": "ok", "done": True, worker_group.UNWRITTEN: trial.ROOM_USED}
+    assert len(records.read(tmp_path)) == 1
+    assert clock.slept == [], "nothing was waited for"
+    assert unwritten_error(tmp_path, trial.ROOM_USED).startswith(f"the disk with {tmp_path} is full")
 
 
 def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
