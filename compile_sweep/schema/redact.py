@@ -25,6 +25,12 @@ _SHORTEST = 8
 name.
 """
 
+_SHORT = re.compile(r"(?=.*[^\W\d_])(?=.*[\d\W_])\S{4,7}")
+"""A shorter secret, redacted only where it stands alone: letters with digits or signs among them, so no common word or number."""
+
+_SURELY_SECRET = re.compile(r"(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|API_?KEY|_PASS|_PWD)$", re.IGNORECASE)
+"""Names of variables whose values are secrets even if they are short. Unlike TOKEN_TYPE, the name ends by saying so."""
+
 _MOST_LOG_BYTES = 64 * 2**20
 
 _NAMED_SECRET = re.compile(
@@ -100,6 +106,13 @@ def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
     return sorted(spelled, key=lambda secret: (-len(secret), secret))
 
 
+def _short_secrets(environ: Mapping[str, str]) -> re.Pattern[str] | None:
+    """Returns a pattern that finds the known secrets that are short; None if there are none."""
+    found = {value.strip() for name, value in environ.items() if _SURELY_SECRET.search(name)}
+    short = sorted(value for value in found if _SHORT.fullmatch(value))
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, short))})(?!\w)") if short else None
+
+
 def _parts(value: str) -> Iterator[str]:
     """Yields the secret parts of a value. Each line of a private key counts; a path only says where a secret is kept.
 
@@ -135,16 +148,16 @@ def _spellings(secret: str) -> Iterator[str]:
 
 def redact_text(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """Returns the text with secrets redacted."""
-    return _without(text, known_secrets(environ))
+    return _without(text, known_secrets(environ), _short_secrets(environ))
 
 
 def redact_json(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
     """Returns a JSON value with secrets redacted in all its strings."""
-    secrets = known_secrets(environ)
+    secrets, short = known_secrets(environ), _short_secrets(environ)
 
     def cleared(inner: Any) -> Any:
         if isinstance(inner, str):
-            return _without(inner, secrets)
+            return _without(inner, secrets, short)
         if isinstance(inner, Mapping):
             return {cleared(name): cleared(member) for name, member in inner.items()}
         return [cleared(member) for member in inner] if isinstance(inner, list | tuple) else inner
@@ -170,9 +183,11 @@ def redact_log(path: Path, environ: Mapping[str, str] = os.environ) -> None:
             part.replace(path)
 
 
-def _without(text: str, secrets: Sequence[str]) -> str:
+def _without(text: str, secrets: Sequence[str], short: re.Pattern[str] | None) -> str:
     for secret in secrets:
         text = text.replace(secret, REDACTED)
+    if short is not None:
+        text = short.sub(REDACTED, text)
     if "://" in text:
         text = _ADDRESS.sub(lambda found: redact_uri(found[0]), text)
     for pattern, rest in _LOOKS_SECRET:

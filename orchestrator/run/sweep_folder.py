@@ -59,7 +59,10 @@ def held(folder: Path) -> Iterator[None]:
             raise SweepFolderError(f"a sweep is running in {folder}; wait until it has ended, or name another --output") from None
         except OSError:
             pass  # a file system that cannot lock folders
-        yield
+        try:
+            yield
+        finally:
+            give_room(folder)
     finally:
         os.close(descriptor)
 

@@ -257,3 +257,22 @@ def test_a_worker_tells_the_log_book_what_is_secret_on_its_host(tmp_path: Path, 
         pass
     assert told["write"] == ("7", 0, 0, b"said\n")
     assert "hf_planted_token" in told["begin"][4]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_hidden"),
+    [
+        ("DB_PASSWORD", "hunter2", True),
+        ("MY_TOKEN", "a-b!", True),
+        ("SMTP_PASS", "x7Q9", True),
+        ("DB_PASSWORD", "eager", False),  # a word
+        ("DB_PASSWORD", "1234567", False),  # a number
+        ("DB_PASSWORD", "a1b", False),
+        ("TOKEN_TYPE", "v1.0", False),
+        ("SORT_KEY", "step1", False),
+    ],
+)
+def test_a_short_secret_is_hidden_where_it_stands_alone(name: str, value: str, is_hidden: bool) -> None:
+    hidden = redact_text(f"login:{value}, x{value}x", {name: value})
+    assert hidden == (f"login:***, x{value}x" if is_hidden else f"login:{value}, x{value}x")
+    assert redact_json([f"({value})"], {name: value}) == (["(***)"] if is_hidden else [f"({value})"])
