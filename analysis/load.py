@@ -17,6 +17,7 @@ from analysis.columns import COLD_OR_WARM, COLUMNS, COMPILE_PHASES, TIMESTAMP, W
 from analysis.formatting import number
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.objectives import INTERVALS
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord, WarmStart
@@ -121,7 +122,7 @@ def load_sweep(folder: str | Path) -> SweepInfo:
     _check_folder(folder, SWEEP_FILE)
     path = folder / SWEEP_FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        values = json.loads(read_regular(path).decode("utf-8", "replace"))
     except OSError as error:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
     except (ValueError, RecursionError) as error:

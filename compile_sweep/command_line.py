@@ -247,6 +247,9 @@ def run(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return STOPPED
+    except MemoryError:
+        print("error: there is not enough memory for what was asked; ask for less, or free some", file=sys.stderr)
+        return USAGE_ERROR
     except BrokenPipeError:  # `| head` has read enough; at exit, Python would try again to write the rest, and complain
         _discard_output()
         return READER_GONE

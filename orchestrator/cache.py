@@ -42,6 +42,7 @@ HERE = "here"
 """Name of this environment for `explain`."""
 
 SHOWN_DIGITS = 8
+_MOST_IMPORTED_BYTES = 1 << 33
 _NO_ARTIFACTS = "holds no artifacts that torch.compiler.save_cache_artifacts or `export` wrote"
 
 
@@ -249,7 +250,7 @@ def three_lines(file: str) -> str:
 def _import(options: ImportOptions) -> int:
     try:
         settings = CompileSettings.parse(options.settings)
-        content = read_regular(options.file)
+        content = read_regular(options.file, max_bytes=_MOST_IMPORTED_BYTES)
     except SettingsError as error:
         raise CacheError(f"--settings {options.settings}: {error}") from None
     except OSError as error:

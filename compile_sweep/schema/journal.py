@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, BinaryIO, Generic, TypeVar, get_args, get_origin
 
 from compile_sweep.schema import redact
 from compile_sweep.schema.errors import RecordsError
@@ -37,6 +37,12 @@ _TORN = ".torn"
 """Suffix of the file that keeps what was torn off the end of a log."""
 
 _BLOCK_BYTES = 1 << 20
+
+MOST_BYTES = 1 << 28
+"""Largest file that `read_regular` reads by default; no description, script or page is that large."""
+
+_MOST_LOG_BYTES = 1 << 31
+"""Largest log that is read, of tens of thousands of records. A file with holes may claim any size."""
 
 NOT_REGULAR = "it is not a regular file"
 """`strerror` of the error that `open_regular` raises for a pipe, a device or a socket."""
@@ -182,9 +188,9 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
             return []
         with _opened(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # readers see all of a record or nothing
-            text = _rest(descriptor).decode("utf-8", "replace")
+            text = _rest(descriptor, path).decode("utf-8", "replace")
     except OSError as error:
-        raise RecordsError(f"{path} cannot be read ({error.strerror}); make it readable") from None
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); name a folder whose records can be") from None
     *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
     if _is_whole(rest):
         lines.append(rest)
@@ -217,7 +223,7 @@ class Tail(Generic[Record]):
         with _opened(self._path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             os.lseek(descriptor, self._offset, os.SEEK_SET)
-            added = _rest(descriptor)
+            added = _rest(descriptor, self._path)
         added = added[: added.rfind(b"\n") + 1]  # the rest is an unfinished line
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
@@ -242,14 +248,27 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
     """Reads a file as `open_regular` opens it.
 
     Raises:
-        OSError: The file cannot be read, or is not a regular file.
+        OSError: The file cannot be read, is not a regular file, or has more than `max_bytes` bytes.
     """
     with os.fdopen(open_regular(path), "rb") as file:
-        return file.read()
+        return _whole(file, path, max_bytes)
+
+
+def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    """Reads from the current position to the end.
+
+    Raises:
+        OSError: The file has more than `max_bytes` bytes.
+    """
+    if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+        raise OSError(
+            errno.EFBIG, f"it has {size / 1e6:,.0f} MB, more than the {max_bytes / 1e6:,.0f} MB that it may have", str(path)
+        )
+    return file.read()
 
 
 @contextmanager
@@ -272,10 +291,10 @@ def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _rest(descriptor: int) -> bytes:
-    """Reads from the current position to the end."""
+def _rest(descriptor: int, path: Path) -> bytes:
+    """Reads the log from the current position to its end."""
     with os.fdopen(descriptor, "rb", closefd=False) as log:
-        return log.read()
+        return _whole(log, path, _MOST_LOG_BYTES)
 
 
 def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:

@@ -46,7 +46,7 @@ TRIALS_FILE = "trials.jsonl"
 WARM_STARTS_FILE = "warm_starts.jsonl"
 SWEEP_FILE = "sweep.json"
 
-_IDENTITY = frozenset({"trial_id", "settings", "settings_key", "status", "label", "phase", "caches", "environment_key"})
+_IDENTITY = frozenset({"trial_id", "settings", "settings_key", "status", "label", "caches", "environment_key"})
 """Fields in which no secret is looked for. They hold words of this project only, one of which may be somebody's password."""
 
 
@@ -703,7 +703,7 @@ def _sweep(folder: Path) -> Mapping[str, Any]:
     """Returns what `sweep.json` says; empty if it cannot be read, which its own readers report."""
     try:
         path = folder / SWEEP_FILE
-        values = json.loads(path.read_bytes()) if path.is_file() else {}
+        values = json.loads(journal.read_regular(path)) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) and isinstance(values.get("config", {}), dict) else {}

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from compile_sweep.harness.source_runtime import mark, with_own_code
 from compile_sweep.schema import record as records
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from compile_sweep.schema.short_names import resolve_name
@@ -75,7 +76,7 @@ def settings_of(given: CompileSettings | str | Path) -> CompileSettings:
 
 def _stored(file: Path) -> CompileSettings:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_regular(file).decode("utf-8"))
         stored = values["settings"]
         return CompileSettings.parse(stored) if isinstance(stored, str) else CompileSettings.from_dict(stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compile_sweep.schema.errors import CacheError
+from compile_sweep.schema.journal import read_regular
 
 KEY_VARIABLE = "COMPILE_SWEEP_CACHE_KEY"
 """Environment variable with the key itself, as 64 or more hexadecimal digits; takes precedence over any file."""
@@ -51,7 +52,7 @@ class SigningKey:
                 raise CacheError(f"the key in {path} is not a regular file; name one, or set {KEY_VARIABLE} instead")
             if path.stat().st_mode & 0o077:
                 raise CacheError(f"the key in {path} can be read by others, who could sign with it: chmod 600 it")
-            return cls._parsed(path.read_text(encoding="ascii", errors="replace"), str(path))
+            return cls._parsed(read_regular(path).decode("ascii", "replace"), str(path))
         except OSError as error:
             raise CacheError(
                 f"the key in {path} can be neither read nor made ({error.strerror}); set {KEY_VARIABLE} instead"

@@ -13,9 +13,10 @@ from typing import Any
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.equivalents import equivalents
-from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.job import ScriptError, ScriptJob
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.space import Choice
 
@@ -115,10 +116,13 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
 
 def _text_of(script: Path) -> str:
     """Returns the text of a script and of the modules in its folder that it imports, in lower case."""
-    text = script.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = read_regular(script).decode("utf-8", "replace")
+    except OSError as error:
+        raise ScriptError(f"--script {script} cannot be read ({error.strerror}); name a Python file that can") from None
     imported = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)
     beside = [path for name in dict.fromkeys(imported) if (path := script.with_name(f"{name}.py")).is_file()]
-    return "\n".join([text, *(path.read_text(encoding="utf-8", errors="replace") for path in beside)]).lower()
+    return "\n".join([text, *(read_regular(path).decode("utf-8", "replace") for path in beside)]).lower()
 
 
 def leading_imports(job: ScriptJob) -> tuple[str, ...]:

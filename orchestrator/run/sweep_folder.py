@@ -162,9 +162,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     """
     path = folder / record.SWEEP_FILE
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would block
-            raise OSError("it is not a file")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(journal.read_regular(path).decode("utf-8"))
         if values["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {values['schema_version']!r}, and this version reads {SCHEMA_VERSION}")
         for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):

@@ -22,6 +22,7 @@ from compile_sweep import command_line
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError, SweepFolderError
+from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.objectives import Record
 from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, TrialRecord
@@ -114,7 +115,7 @@ def write_table(sweep: Path, folder: Path) -> Table:
         lines.append({name: value for name, value in values.items() if name not in _LEFT_OUT and value not in (None, [], {})})
     texts = {TRIALS_FILE: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)}
     if (sweep / WARM_STARTS_FILE).is_file():
-        texts[WARM_STARTS_FILE] = (sweep / WARM_STARTS_FILE).read_text(encoding="utf-8")
+        texts[WARM_STARTS_FILE] = read_regular(sweep / WARM_STARTS_FILE).decode("utf-8")
     if (sweep / SWEEP_FILE).is_file():
         told = _described(sweep / SWEEP_FILE)
         kept = {name: told[name] for name in ("schema_version", "environment", "environment_key", "started_at") if name in told}
@@ -130,7 +131,7 @@ def write_table(sweep: Path, folder: Path) -> Table:
 
 def _described(path: Path) -> Mapping[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(read_regular(path).decode("utf-8"))
         if not isinstance(told, dict):
             raise TypeError("no JSON object")
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -183,7 +183,7 @@ def died(folder: Path, assignment: Assignment) -> None:
         assert ray.get(progress_actor.running.remote()) == []
 
 
-@pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "trial-deadline")])
+@pytest.mark.parametrize(("deadline_s", "label"), [(1000.0, "trial-died"), (0.0, "not-started")])
 def test_a_trial_whose_process_died_gets_the_record_it_could_not_write(tmp_path: Path, deadline_s: float, label: str) -> None:
     died(tmp_path, assignment_in(tmp_path, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s))
     (record,) = records.read(tmp_path)
@@ -202,6 +202,7 @@ def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_p
         trial: Any = SimpleNamespace(config=assignment.to_dict(), get_error=lambda: RuntimeError("the actor died"))
         with start_progress_actor() as progress_actor:
             ray.get(progress_actor.begin.remote("7", "scope=eager"))
+            ray.get(progress_actor.worker_started.remote("7", "a host"))
             DeadTrials(folder).on_trial_recover(iteration=0, trials=[], trial=trial)
             failed: list[str] = ray.get(progress_actor.failures.remote("7"))
             return failed
