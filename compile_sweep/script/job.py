@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from compile_sweep.schema.errors import CompileSweepError, SettingsError
-from compile_sweep.schema.setting_text import BATCH_SIZE
+from compile_sweep.schema.setting_text import BATCH_SIZE, quote_value
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 NO_BATCH_ARGUMENT = (
@@ -103,8 +103,19 @@ class ScriptJob:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScriptJob:
-        """Restores a job from the result of `to_dict`."""
-        return cls(**{**values, "arguments": tuple(values["arguments"])})
+        """Restores a job from the result of `to_dict`.
+
+        Raises:
+            TypeError: A field is missing, unknown, or of a wrong type.
+        """
+        arguments = values.get("arguments")
+        if not isinstance(arguments, list | tuple) or not all(isinstance(word, str) for word in arguments):
+            raise TypeError(f"the script's arguments are {quote_value(arguments)}")
+        job = cls(**{**values, "arguments": tuple(arguments)})
+        for name, kind in get_type_hints(cls).items():
+            if name != "arguments" and not isinstance(value := getattr(job, name), kind):
+                raise TypeError(f"the script's {name} is {quote_value(value)}")
+        return job
 
     def to_dict(self) -> dict[str, Any]:
         """Converts to plain JSON values."""

@@ -79,7 +79,9 @@ def _stored(file: Path) -> CompileSettings:
         values = json.loads(read_regular(file).decode("utf-8"))
         stored = values["settings"]
         return CompileSettings.parse(stored) if isinstance(stored, str) else CompileSettings.from_dict(stored)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ScriptError(f"{file} cannot be read ({error.strerror}); name a JSON file that can") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ScriptError(f'{file} holds no settings ({error}); it should be JSON like {{"settings": "scope=full"}}') from None
 
 

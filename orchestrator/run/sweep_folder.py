@@ -27,6 +27,7 @@ from compile_sweep.schema.errors import ConfigError, RecordsError, SessionError,
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.setting_text import quote_value
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.job import ScriptJob
 from orchestrator.config import IDENTITY, Device, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.guard.log_bounds import bound_logs
@@ -172,7 +173,9 @@ def read_sweep(folder: Path) -> dict[str, Any]:
             raise TypeError(f"runs is {quote_value(runs)}, and not a list of objects that hold text or null")
         if not _is_text_or_null(commit := values["environment"].get("commit")):
             raise TypeError(f"commit is {quote_value(commit)}")
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+    except OSError as error:
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordsError(f"{path} is not a sweep this version wrote ({error}); name another --output") from None
     return dict(values)
 
@@ -295,7 +298,10 @@ def stored_config(output: Path) -> SweepConfig | None:
     except OSError as error:  # the folder is not accessible, or the name is too long
         raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
     try:
-        return SweepConfig.from_dict(read_sweep(output)["config"])
+        config = SweepConfig.from_dict(read_sweep(output)["config"])
+        if config.script is not None:
+            ScriptJob.from_dict(config.script)
+        return config
     except (TypeError, ConfigError, SettingsError) as error:
         raise RecordsError(f"{path} is not a sweep this version wrote ({error}); name another --output") from None
 

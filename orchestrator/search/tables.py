@@ -135,7 +135,7 @@ def _described(path: Path) -> Mapping[str, Any]:
         if not isinstance(told, dict):
             raise TypeError("no JSON object")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise RecordsError(f"{path} cannot be read ({error}); {_SWEEP}") from None
+        raise RecordsError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); {_SWEEP}") from None
     return told
 
 

@@ -259,10 +259,34 @@ def test_room_for_records_is_kept_from_the_beginning_and_again_after_it_was_used
     assert room.stat().st_size == sweep_folder.ROOM_BYTES
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"path": 3},
+        {"path": "train.py", "arguments": "--all", "folder": "/"},
+        {"path": [], "arguments": [], "folder": "/"},
+        {"a": 1},
+    ],
+)
+def test_a_script_that_is_none_in_a_description_is_named(begun: Path, script: dict[str, Any]) -> None:
+    values = json.loads((begun / SWEEP_FILE).read_text())
+    values["config"]["script"] = script
+    write_json(begun / SWEEP_FILE, values)
+    with pytest.raises(RecordsError, match="is not a sweep this version wrote"):
+        sweep_folder.stored_config(begun)
+
+
+@pytest.mark.parametrize("name", [SWEEP_FILE, TRIALS_FILE])
+def test_a_file_that_claims_to_be_larger_than_any_memory_is_refused(begun: Path, name: str) -> None:
+    os.truncate(begun / name, 300 << 30)
+    with pytest.raises(RecordsError, match=r"cannot be read \(it has 322,123 MB, more than"):
+        resume(begun, config(), H200, None)
+
+
 def test_a_description_that_is_a_pipe_is_named_and_not_waited_for(begun: Path) -> None:
     (begun / SWEEP_FILE).unlink()
     os.mkfifo(begun / SWEEP_FILE)
-    with pytest.raises(RecordsError, match="it is not a file"):
+    with pytest.raises(RecordsError, match="it is not a regular file"):
         read_sweep(begun)
 
 
