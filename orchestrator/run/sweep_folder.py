@@ -60,10 +60,7 @@ def held(folder: Path) -> Iterator[None]:
             raise SweepFolderError(f"a sweep is running in {folder}; wait until it has ended, or name another --output") from None
         except OSError:
             pass  # a file system that cannot lock folders
-        try:
-            yield
-        finally:
-            give_room(folder)
+        yield
     finally:
         os.close(descriptor)
 
@@ -315,7 +312,10 @@ def note_start(folder: Path, trial_id: str, settings_key: str) -> None:
 
 @contextmanager
 def withdrawn_if_ended_in_order(folder: Path) -> Iterator[None]:
-    """Withdraws the counted starts if the sweep ends by itself or is stopped; keeps them if what runs the trials failed."""
+    """Withdraws the counted starts if the sweep ends by itself or is stopped; keeps them if what runs the trials failed.
+
+    Also gives up the room that was kept for records.
+    """
     try:
         yield
     except SessionError:
@@ -323,7 +323,10 @@ def withdrawn_if_ended_in_order(folder: Path) -> Iterator[None]:
     except BaseException:
         _withdraw(folder, _starts(folder))
         raise
-    _withdraw(folder, _starts(folder))
+    else:
+        _withdraw(folder, _starts(folder))
+    finally:
+        give_room(folder)
 
 
 def record_poison(folder: Path, config: SweepConfig) -> list[str]:
