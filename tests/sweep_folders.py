@@ -37,12 +37,12 @@ def trial(
     samples_per_s: float | None = None,
     compile_s: float | None = None,
     *,
-    status: Status = Status.OK,
+    status: Status | None = None,
     trial_id: str | None = None,
     caches: Caches = Caches.COLD,
     **fields: Any,
 ) -> TrialRecord:
-    """A record of these settings; a throughput brings the other figures of a measurement."""
+    """A record of these settings; a throughput brings the other figures of a measurement. Without one, it failed."""
     chosen = CompileSettings.parse(settings)
     if samples_per_s is not None:
         usual = measured(samples_per_s, compile_s or 0.0)
@@ -53,7 +53,7 @@ def trial(
         trial_id=trial_id or f"trial-{abs(hash((chosen, compile_s))) % 10**6}",
         settings=chosen.to_dict(),
         settings_key=chosen.key,
-        status=status,
+        status=status or (Status.FAILED if samples_per_s is None else Status.OK),
         caches=caches,
         samples_per_s=samples_per_s,
         compile_s=compile_s,
