@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
@@ -124,10 +125,16 @@ def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with all values of each multi-value option in one place, however often the option is given.
 
     Raises:
-        UsageError: Such an option has no value, for example because of an unset variable, and so would count as not given.
+        UsageError: Such an option has no value, for example because of an unset variable, and so would count as not given; or an
+            option that names a file or folder has an empty one, which would mean the current folder.
         ConfigError: A word is not valid text.
     """
     check_utf8(arguments)
+    paths = {option.flag for option in _options(options) if Path in (option.kind, *get_args(option.kind))}
+    for word, following in pairwise((*arguments, "?")):
+        flag, equals, value = word.partition("=")
+        if flag.replace("_", "-") in paths and not (value if equals else following):
+            raise UsageError(f"{flag} has no value; give one, or leave it out")
     several = {option.flag: option.accepts for option in _options(options) if option.accepts is not None}
     words: list[str] = []
     values: dict[str, list[str]] = {}

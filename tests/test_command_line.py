@@ -138,6 +138,8 @@ def test_a_value_in_brackets_is_named_whole() -> None:
         (["--num-trails", "3"], "no option or argument '--num-trails'; did you mean --num-trials?"),
         (["--num-trials", "many"], f"--num-trials cannot be 'many'; see {PROG} --help for what it takes"),
         (["--output"], "--output has no value; give one, or leave it out"),
+        (["--output", ""], "--output has no value; give one, or leave it out"),
+        (["--output="], "--output has no value; give one, or leave it out"),
     ],
 )
 def test_a_mistake_is_the_same_sentence_where_stdout_can_show_no_frame(

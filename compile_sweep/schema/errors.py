@@ -35,6 +35,8 @@ class WorkloadError(CompileSweepError):
 
 
 _SHOWN = 200
+_LONGEST = 1200
+"""Length from which on a message is cut, in characters."""
 
 
 class ConfigError(CompileSweepError):
@@ -79,5 +81,9 @@ def check_utf8(words: Iterable[str]) -> None:
 
 
 def one_line_message(error: BaseException) -> str:
-    """Formats an error as one line for a terminal, with secrets redacted and unprintable characters escaped."""
-    return visible(" ".join(redact.redact_text(str(error)).split()))
+    """Formats an error as one line for a terminal, with secrets redacted and unprintable characters escaped.
+
+    A long one loses its middle: what was typed stands at its beginning, and what would be right at its end.
+    """
+    line = visible(" ".join(redact.redact_text(str(error)).split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -276,3 +276,10 @@ def test_a_short_secret_is_hidden_where_it_stands_alone(name: str, value: str, i
     hidden = redact_text(f"login:{value}, x{value}x", {name: value})
     assert hidden == (f"login:***, x{value}x" if is_hidden else f"login:{value}, x{value}x")
     assert redact_json([f"({value})"], {name: value}) == (["(***)"] if is_hidden else [f"({value})"])
+
+
+def test_a_message_that_quotes_something_long_keeps_its_beginning_and_end() -> None:
+    message = one_line_message(ConfigError(f"--settings {'x' * 100_000} is not a setting; write it like scope=full"))
+    assert len(message) < 1_300
+    assert message.startswith("--settings xxx")
+    assert message.endswith("xxx is not a setting; write it like scope=full")
