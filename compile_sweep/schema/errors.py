@@ -85,5 +85,5 @@ def one_line_message(error: BaseException) -> str:
 
     A long one loses its middle: what was typed stands at its beginning, and what would be right at its end.
     """
-    line = visible(" ".join(redact.redact_text(str(error)).split()))
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+    line = " ".join(redact.redact_text(str(error)).split())
+    return visible(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}")
