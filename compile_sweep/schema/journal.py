@@ -184,7 +184,7 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
             before it are intact.
     """
     try:
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():  # a link to nothing is refused: its records are elsewhere
             return []
         with _opened(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # readers see all of a record or nothing

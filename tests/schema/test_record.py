@@ -538,6 +538,15 @@ def test_a_log_that_is_no_regular_file_is_refused_and_not_waited_for(
         act(tmp_path)
 
 
+def test_a_log_that_is_a_link_to_nothing_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / TRIALS_FILE).symlink_to("elsewhere.jsonl")
+    with pytest.raises(RecordsError, match="cannot be read"):
+        read(tmp_path)
+    (tmp_path / "elsewhere.jsonl").touch()
+    append(tmp_path, record())
+    assert len(read(tmp_path)) == 1
+
+
 KILLS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
