@@ -8,10 +8,14 @@ on an H200 host, as long as it takes to build a model; exported settings start t
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch._inductor.async_compile import maybe_warm_pool
@@ -42,27 +46,34 @@ def warm_cpp_headers() -> None:
 
 
 def check_vector_instructions() -> None:
-    """Makes torch's check of the CPU's vector instructions, or takes its result from an earlier process on this host.
+    """Makes torch's checks of the CPU's vector instructions, with their results from earlier processes on this host.
 
-    Torch compiles and loads a program for it, with an empty compile cache in every process, which takes 3 s and more.
+    With an empty compile cache, torch compiles and loads up to seven programs for them in every process, in 3 s of CPU time and more.
     """
-    from torch._inductor import config
-    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
 
-    if not hasattr(config.cpp, "vec_isa_ok"):  # then torch makes the check itself
+    check = getattr(VecISA, "check_build", None)
+    if check is None:  # then torch makes the checks itself
         return
+    compiler = Path(shutil.which(get_cpp_compiler()) or "").resolve()
+    results = cpp_header_folder() / f"compile-sweep-vector-checks-{torch.__version__}.json"
+    known: dict[str, bool] = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
 
-    def names() -> str:
-        return "\n".join(str(one) for one in valid_vec_isa_list())
+    def remembered(isa: VecISA, code: str) -> bool:
+        what = f"{compiler} {compiler.stat().st_mtime_ns} {isa.build_arch_flags()} {code}"
+        key = hashlib.sha256(what.encode()).hexdigest()
+        if key not in known:
+            known[key] = check(isa, code)
+        return known[key]
 
-    found = cpp_header_folder() / f"compile-sweep-vectors-{torch.__version__}"
-    config.cpp.vec_isa_ok = True
-    if not found.exists() or found.read_text(encoding="utf-8") != names():
-        config.cpp.vec_isa_ok = None
-        valid_vec_isa_list.cache_clear()
-        written = found.with_name(f"{found.name}.{os.getpid()}")
-        written.write_text(names(), encoding="utf-8")
-        os.replace(written, found)
+    before = len(known)
+    with mock.patch.object(VecISA, "check_build", remembered):
+        valid_vec_isa_list()
+    if len(known) > before:
+        written = results.with_name(f"{results.name}.{os.getpid()}")
+        written.write_text(json.dumps(known), encoding="utf-8")
+        os.replace(written, results)
 
 
 def link_cpp_headers(headers: Path) -> None:

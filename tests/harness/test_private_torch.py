@@ -77,11 +77,11 @@ def test_what_was_converted_is_not_known_without_the_hook(monkeypatch: pytest.Mo
     assert found.fallbacks == []
 
 
-def test_torch_checks_vector_instructions_itself_without_that_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import config
+def test_torch_checks_vector_instructions_itself_without_that_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.cpu_vec_isa import VecISA
 
     monkeypatch.setattr(toolchain, "cpp_header_folder", lambda: tmp_path)
-    monkeypatch.delitem(config._config, "cpp.vec_isa_ok")
+    monkeypatch.delattr(VecISA, "check_build")
     toolchain.check_vector_instructions()
     assert not list(tmp_path.iterdir())
 

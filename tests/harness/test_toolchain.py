@@ -1,8 +1,9 @@
-"""The C++ headers are built once per host, however many trials begin at the same time."""
+"""C++ headers are built, and vector instructions checked, once per host, however many trials begin at the same time."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,33 @@ def test_of_processes_that_begin_together_one_makes_the_headers_and_a_failure_is
     command = [sys.executable, "-c", WARMS, str(tmp_path / "new"), json.dumps(rounds)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert [one.count("compiles") for one in said.split("|")[:-1]] == [1, 1, 1, 0]
+
+
+CHECKS = """
+import sys
+from pathlib import Path
+import compile_sweep.harness.toolchain as toolchain
+from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+
+def check(isa, code):
+    print("checks", end=" ")
+    return "vnni" not in isa.build_arch_flags()
+
+toolchain.cpp_header_folder = lambda: Path(sys.argv[1])
+VecISA.check_build = check
+toolchain.check_vector_instructions()
+print("|", *(str(one) + one.build_arch_flags() for one in valid_vec_isa_list()))
+"""
+
+
+@pytest.mark.slow
+def test_a_later_process_knows_what_the_checks_of_vector_instructions_found(tmp_path: Path) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_VEC_ISA_OK"}
+    command = [sys.executable, "-c", CHECKS, str(tmp_path)]
+    said = [
+        subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=variables).stdout.split("|")
+        for _ in range(2)
+    ]
+    assert said[0][1] == said[1][1]
+    assert "checks" not in said[1][0]
+    assert not list(tmp_path.iterdir()) or "checks" in said[0][0]
