@@ -48,7 +48,7 @@ def warm_cpp_headers() -> None:
 def check_vector_instructions() -> None:
     """Makes torch's checks of the CPU's vector instructions, with their results from earlier processes on this host.
 
-    With an empty compile cache, torch compiles and loads up to seven programs for them in every process, in 3 s of CPU time and more.
+    With an empty compile cache, torch compiles and loads up to seven programs for them in every process: 3 s of CPU time or more.
     """
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
