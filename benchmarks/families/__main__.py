@@ -41,6 +41,7 @@ from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.causes import advice_on_error, advice_on_exception
 from compile_sweep.schema.outcome import Label, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import SHORT
@@ -126,8 +127,11 @@ def trial(workload: ModelWorkload, settings: CompileSettings) -> dict[str, Any]:
         ).to_dict()
     except Exception as error:
         traceback.print_exc()
-        label = Label.COMPILE_ERROR if is_compiler_error(error) else Label.EXCEPTION
-        return {"settings": settings.key, "label": str(label), "reason": f"{type(error).__name__}: {error}"}
+        is_compilers = is_compiler_error(error)
+        label = Label.COMPILE_ERROR if is_compilers else Label.EXCEPTION
+        advice = (advice_on_error if is_compilers else advice_on_exception)(str(error))
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return {"settings": settings.key, "label": str(label), "reason": f"{said}; {advice}" if advice else said}
     verdict = judge_measurement(figures, claims_cudagraphs=settings.claims_cudagraphs)
     breaks, recompiles = figures["graph_break_reasons"], figures["recompile_reasons"]
     return {

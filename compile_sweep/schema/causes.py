@@ -212,8 +212,8 @@ BREAKS = (
     ),
     _break(
         "requires_grad_() in the forward",
-        "call requires_grad_() on the tensor, or make it with torch.func.stack_module_state, before the forward and outside "
-        "compiled code",
+        "call requires_grad_() on the tensor before the forward, outside compiled code; torch.func.stack_module_state, which "
+        "does so, belongs there, too",
         headline=r"Tensor\.requires_grad_\(\)|setattr\(\) on Tensor\.requires_grad|requires_grad_\(\) intermediate",
     ),
     _break("sparse tensor", _DENSE, headline=r"sparse Tensor"),

@@ -9,13 +9,41 @@ import pytest
 
 from benchmarks.families import __main__ as command
 from benchmarks.families import forms
-from benchmarks.families.__main__ import families, records, run_all, table, written_lines
+from benchmarks.families.__main__ import families, looked_at, records, run_all, table, written_lines
 
 
 def test_every_family_is_a_workload_that_is_named_once() -> None:
     names = list(families())
     assert len(names) >= 60
     assert len(set(names)) == len(names)
+
+
+CAN_BE_COMPILED = {name for name in families() if name not in ("forms.PackedSequences", "forms.Recurrent")}
+"""Families with a compiled setting that works: torch.compile leaves recurrent layers eager."""
+
+
+def checked(name: str) -> None:
+    """Looks at a family, and expects eager training and a compiled setting to work, and no failure but the compiler's."""
+    record = looked_at(name, families()[name])
+    assert "refused" not in record, record
+    eager, *compiled = record["trials"]
+    assert eager["label"] is None, eager
+    assert not {one["label"] for one in compiled} & {"exception", "diverges"}, compiled
+    assert all("; " in one["reason"] for one in compiled if one["label"] is not None), "a failure without advice"
+    assert any(one["label"] is None for one in compiled) == (name in CAN_BE_COMPILED), compiled
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_family_is_checked_and_measured_under_three_settings() -> None:
+    checked("forms.Contrastive")
+
+
+@pytest.mark.nightly("some 30 s of CPU time for each; the test above looks at one family")
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", sorted(families()))
+def test_each_family_and_form_is_checked_and_measured_under_three_settings(name: str) -> None:
+    checked(name)
 
 
 def test_the_lines_are_those_of_the_functions_and_of_the_call() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor import cpu_vec_isa
+
+from compile_sweep.harness import toolchain
 
 WARMS = """
 import json, os, subprocess, sys, time
@@ -52,31 +54,24 @@ def test_of_processes_that_begin_together_one_makes_the_headers_and_a_failure_is
     assert [one.count("compiles") for one in said.split("|")[:-1]] == [1, 1, 1, 0]
 
 
-CHECKS = """
-import sys
-from pathlib import Path
-import compile_sweep.harness.toolchain as toolchain
-from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+def test_a_later_process_knows_what_the_checks_of_vector_instructions_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    answers: list[list[bool]] = []
 
-def check(isa, code):
-    print("checks", end=" ")
-    return "vnni" not in isa.build_arch_flags()
+    def check(isa: cpu_vec_isa.VecISA, code: str) -> bool:
+        checked.append(code)
+        return code == "first"
 
-toolchain.cpp_header_folder = lambda: Path(sys.argv[1])
-VecISA.check_build = check
-toolchain.check_vector_instructions()
-print("|", *(str(one) + one.build_arch_flags() for one in valid_vec_isa_list()))
-"""
+    def ask() -> None:
+        isa = cpu_vec_isa.VecAVX2()
+        answers.append([isa.check_build(code) for code in ("first", "second")])
 
-
-@pytest.mark.slow
-def test_a_later_process_knows_what_the_checks_of_vector_instructions_found(tmp_path: Path) -> None:
-    variables = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_VEC_ISA_OK"}
-    command = [sys.executable, "-c", CHECKS, str(tmp_path)]
-    said = [
-        subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=variables).stdout.split("|")
-        for _ in range(2)
-    ]
-    assert said[0][1] == said[1][1]
-    assert "checks" not in said[1][0]
-    assert not list(tmp_path.iterdir()) or "checks" in said[0][0]
+    monkeypatch.setattr(toolchain, "cpp_header_folder", lambda: tmp_path)
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", ask)
+    toolchain.check_vector_instructions()
+    toolchain.check_vector_instructions()
+    assert answers == [[True, False], [True, False]]
+    assert checked == ["first", "second"]
