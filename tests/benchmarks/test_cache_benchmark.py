@@ -104,7 +104,7 @@ def test_a_warm_start_says_what_its_whole_warm_up_would_take_cold(cold: Path, tm
     shared = sweep(tmp_path / "shared", warm(FULL, 700, 10, 75, 110))
     chosen = CompileSettings.parse(FULL)
     usual: dict[str, Any] = {"settings": chosen.to_dict(), "settings_key": chosen.key, "status": Status.OK}
-    append(cold, WarmStart(trial_id="start", warmup_s=11.0, cache_saved_s=100.0, **usual))
+    append(cold, WarmStart(trial_id="start", warm_start_s=12.0, warmup_s=11.0, cache_saved_s=100.0, **usual))
     (full,) = compared(cold, shared)["settings"]
     assert full["start_error"] == pytest.approx(111 / measured(700, 100)["warmup_s"] - 1)
 
@@ -191,7 +191,13 @@ def test_every_figure_of_the_table_stands_below_its_title(cold: Path, tmp_path: 
     chosen = CompileSettings.parse(FULL)
     usual: dict[str, Any] = {"settings": chosen.to_dict(), "settings_key": chosen.key, "status": Status.OK}
     for workers in (1, 2):  # the cold trial had one
-        append(cold, WarmStart(trial_id="start", warmup_s=11.0, cache_saved_s=100.0 * workers, num_workers=workers, **usual))
+        figures: dict[str, Any] = {
+            "warm_start_s": 12.0,
+            "warmup_s": 11.0,
+            "cache_saved_s": 100.0 * workers,
+            "num_workers": workers,
+        }
+        append(cold, WarmStart(trial_id=f"start-{workers}", **figures, **usual))
     shared = sweep(tmp_path / "shared", warm(FULL, 700, 10, 75, 110))
     table, *_ = sweeps.compare(tmp_path / "found.json", cold, shared)
     assert isinstance(table, Table)

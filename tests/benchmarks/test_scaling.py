@@ -101,7 +101,7 @@ def test_a_sweeps_wall_time_is_that_of_its_runs_also_where_one_was_killed(tmp_pa
         setting, started_at = CompileSettings(), f"2026-11-22T06:{minute:02}:00+00:00"
         return TrialRecord(
             trial_id=str(minute), settings=setting.to_dict(), settings_key=setting.key, status=Status.OK, started_at=started_at,
-            wall_s=wall_s,
+            wall_s=wall_s, samples_per_s=5.0,
         )  # fmt: skip
 
     sweep = {"started_at": "2026-11-22T06:30:00+00:00", "runs": [{"started_at": "2026-11-22T06:00:00+00:00"}]}

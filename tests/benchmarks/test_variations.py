@@ -22,6 +22,7 @@ def recorded(folder: Path, spelled: str, ms: float = 10.0, times_eager: float | 
         "settings": settings.to_dict(),
         "settings_key": settings.key,
         "status": Status.OK,
+        "samples_per_s": 5.0,
         "workload": "segmentation",
         "size": "b0",
         "device": "a GPU",

@@ -83,7 +83,11 @@ def of_script(tmp_path: Path, *done: CompileSettings, time_budget_s: float | Non
     for setting in done:
         records.append(output, recorded(setting))
     return Stages(
-        config=config, output=output, fronts=Fronts(lambda _: [], lambda _: [], lambda _: None), max_length=16, environment=H200
+        config=config,
+        output=output,
+        fronts=Fronts(lambda _: [], lambda _: [], lambda _: None),
+        facts=WorkloadFacts(max_length=16),
+        environment=H200,
     )
 
 
