@@ -30,12 +30,13 @@ from typing import IO, Annotated, Any
 
 import tyro
 
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import SWEEP_FILE
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.host_queue"
 ENDED = "queue.json"

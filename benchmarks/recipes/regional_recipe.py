@@ -25,11 +25,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import compile_cache_env
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 from workloads.layers import NUM_LAYERS
 
 PROG = "python -m benchmarks.recipes.regional_recipe"

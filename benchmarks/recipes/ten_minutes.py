@@ -32,13 +32,14 @@ from typing import Annotated, Any
 
 import tyro
 
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from orchestrator.config import Effort
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.recipes.ten_minutes"
 ENOUGH = 0.98

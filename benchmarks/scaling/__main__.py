@@ -32,6 +32,7 @@ from rich.table import Table
 
 import analysis
 from benchmarks.host_queue import only_gpus
+from benchmarks.output_files import make_room
 from benchmarks.scaling import tables
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
@@ -42,7 +43,7 @@ from compile_sweep.schema.settings import CompileSettings, OptimizerKind, Scope
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.scaling"
 WIDTH = 170

@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table as Printed
 
 from analysis.picture import PictureError, draw
+from benchmarks.output_files import make_room
 from benchmarks.search.regret_curves import regret_figure, regret_info
 from benchmarks.search.same_start import Started
 from compile_sweep import command_line
@@ -44,7 +45,7 @@ from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.recipes import grid
 from orchestrator.plan.space import Target, choose, varied
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 from orchestrator.search import Candidates, Outlook, Searcher
 from orchestrator.search.earlier_sweeps import best_settings
 from orchestrator.search.gain import GainPerSecond, designed, good_elsewhere

@@ -30,9 +30,10 @@ from analysis.figures.fronts_of_sweeps import SweepLine, fronts_figure, fronts_i
 from analysis.formatting import figure
 from analysis.load import SweepInfo
 from analysis.picture import draw, picture_title
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.search.live_search"
 SHARES = (0.25, 0.5, 1.0)

@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_queue import only_gpus
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.outcome import Phase
@@ -41,7 +42,7 @@ from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard import cores
 from orchestrator.guard.cpu_pressure import PressureGauge
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.trials.contention"
 WORKER = "worker"

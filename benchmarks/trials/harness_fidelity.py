@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.measure import Protocol, measure
@@ -33,7 +34,6 @@ from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import CompileSweepError, ConfigError
 from compile_sweep.schema.settings import CompileSettings, Mode
 from orchestrator.guard.scratch_folders import compile_cache_env
-from orchestrator.run.sweep_folder import make_room
 from workloads.captioning import Captioning
 
 GOAL = 0.98

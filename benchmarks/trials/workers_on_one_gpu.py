@@ -26,13 +26,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.output_files import make_room
 from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import compile_cache_env
-from orchestrator.run.sweep_folder import make_room, write_json
+from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.trials.workers_on_one_gpu"
 NUM_WORKERS = 2

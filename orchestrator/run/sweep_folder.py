@@ -193,18 +193,6 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
             raise
 
 
-def make_room(path: Path) -> None:
-    """Creates a file's folder before its content is computed.
-
-    Raises:
-        SweepFolderError: The folder cannot be created.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another place") from None
-
-
 def now(seconds_ago: float = 0.0) -> str:
     """Returns the time in ISO 8601 with its UTC offset, to the second."""
     return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")

@@ -25,7 +25,7 @@ from compile_sweep.schema.causes import (
     named_advice,
     why_not_faster,
 )
-from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_recompiles
+from compile_sweep.schema.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
 _HINTS = (
@@ -72,11 +72,6 @@ class KnownSizes:
 def advise_on_hint(text: str) -> str | None:
     """Returns what a performance hint means for these settings."""
     return _first(_HINTS, text)
-
-
-def explain_guard(guard: str, lengths: KnownSizes) -> str:
-    """Explains a failed guard, and what helps."""
-    return explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths)
 
 
 def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str] = ()) -> str:

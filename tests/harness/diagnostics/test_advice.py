@@ -11,6 +11,7 @@ import torch
 from compile_sweep.harness.diagnostics import advice
 from compile_sweep.harness.diagnostics.advice import KnownSizes
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
+from compile_sweep.schema.recompiles import Recompile, RecompileSeries
 from compile_sweep.schema.settings import CompileSettings
 
 X = torch.ones(4, 6)
@@ -18,6 +19,10 @@ X = torch.ones(4, 6)
 
 def lengths(spelled: str) -> KnownSizes:
     return KnownSizes(settings=CompileSettings.parse(spelled), max_length=128, batch_size=3)
+
+
+def explained(guard: str, sizes: KnownSizes) -> str:
+    return advice.explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), sizes)
 
 
 def failed_guard(function: Callable[..., Any], *calls: tuple[Any, ...]) -> str:
@@ -60,7 +65,7 @@ GUARDS: list[tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = [
 
 @pytest.mark.parametrize(("function", "calls", "words"), GUARDS)
 def test_a_failed_guard_is_put_in_words(function: Callable[..., Any], calls: list[tuple[Any, ...]], words: str) -> None:
-    assert words in advice.explain_guard(failed_guard(function, *calls), lengths("scope=full"))
+    assert words in explained(failed_guard(function, *calls), lengths("scope=full"))
 
 
 def test_gradients_switched_off_between_steps_are_a_global_setting() -> None:
@@ -71,7 +76,7 @@ def test_gradients_switched_off_between_steps_are_a_global_setting() -> None:
         with torch.no_grad():
             compiled(X)
     guard = found.recompile_reasons[0].partition("): ")[2]
-    assert "both with and without gradients" in advice.explain_guard(guard, lengths("scope=full"))
+    assert "both with and without gradients" in explained(guard, lengths("scope=full"))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_a_size_that_batches_are_padded_to_is_the_sequence_length(spelled: str, 
     with capture_diagnostics() as found:
         compiled(ids=torch.ones(before))
         compiled(ids=torch.ones(now))
-    assert words in advice.explain_guard(found.recompile_reasons[0].partition("): ")[2], lengths(spelled))
+    assert words in explained(found.recompile_reasons[0].partition("): ")[2], lengths(spelled))
 
 
 def test_a_size_the_code_compares_with_is_told_apart() -> None:
@@ -112,7 +117,7 @@ def test_a_size_the_code_compares_with_is_told_apart() -> None:
     with capture_diagnostics() as found:
         compiled(X)
         compiled(torch.ones(7, 6))
-    found_words = advice.explain_guard(found.recompile_reasons[0].partition("): ")[2], lengths("scope=full"))
+    found_words = explained(found.recompile_reasons[0].partition("): ")[2], lengths("scope=full"))
     assert "dimension 0 of x left the range its graph was compiled for" in found_words
 
 
