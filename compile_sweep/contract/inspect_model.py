@@ -1,7 +1,7 @@
 """Finds what a sweep must know about a model and its batches: repeated blocks, and dimensions that change.
 
-Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`, or of a `ModuleDict` whose members are
-equal) that are all of one class. If they differ in size and contain equal blocks, like the stages of a vision model, the blocks
+Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`, which may hold an embedding and a head
+beside them, or of a `ModuleDict` whose members are equal) that are all of one class. If they differ in size and contain equal blocks, like the stages of a vision model, the blocks
 are the inner ones. A dimension of a batch changes if its size differs between batches; a dimension of an inner module's argument,
 if it differs between two runs.
 """
@@ -9,6 +9,7 @@ if it differs between two runs.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -113,21 +114,38 @@ def _source_of(kind: type[nn.Module]) -> str:
 
 
 def _blocks(module: nn.Module, kind: type[nn.Module], prefix: str) -> Iterator[str]:
-    for name, child in module.named_children():
-        members = dict(child.named_children())
-        inside = _blocks(child, kind, f"{prefix}{name}.")
-        equal = kind is not nn.ModuleDict or _are_equal(members.values())  # a dictionary may hold the heads of tasks
-        if isinstance(child, kind) and len(members) > 1 and _are_blocks(members.values()) and equal:
-            own = [f"{prefix}{name}.{member}" for member in members]
-            yield from own if _are_equal(members.values()) else list(inside) or own
-        else:
-            yield from inside
+    members = _members(module, kind)
+    own = [f"{prefix}{name}" for name in members]
+    inside = (found for name, child in module.named_children() for found in _blocks(child, kind, f"{prefix}{name}."))
+    yield from own if own and _are_equal(members.values()) else list(inside) or own
 
 
-def _are_blocks(modules: Iterable[nn.Module]) -> bool:
-    """Tells whether the modules are all of one class with submodules: a single layer is not worth compiling separately."""
-    (kind, *others) = {type(module) for module in modules}
-    return not others and not issubclass(kind, nn.ModuleList | nn.ModuleDict) and all(any(m.children()) for m in modules)
+def _members(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
+    """Returns the blocks that a container holds by name: modules of one class, each with layers inside.
+
+    A Sequential may hold other modules around them, such as an embedding and a head. A ModuleDict may hold the heads of tasks, so
+    its members count only if they are equal.
+    """
+    if not isinstance(module, kind):
+        return {}
+    members = dict(module.named_children())
+    # A single layer is not worth compiling separately.
+    complex_members = {name: member for name, member in members.items() if any(member.children())}
+    if kind is nn.Sequential and complex_members:
+        ((most_common, _),) = Counter(type(member) for member in complex_members.values()).most_common(1)
+        blocks = {name: member for name, member in complex_members.items() if type(member) is most_common}
+        others = [member for name, member in complex_members.items() if name not in blocks]
+        members = {} if 2 * _num_weights(others) > _num_weights(blocks.values()) else blocks
+    kinds = {type(member) for member in members.values()}
+    if len(members) < 2 or len(kinds) > 1 or issubclass(*kinds, nn.ModuleList | nn.ModuleDict):
+        return {}
+    if not members.keys() <= complex_members.keys() or (kind is nn.ModuleDict and not _are_equal(members.values())):
+        return {}
+    return members
+
+
+def _num_weights(modules: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _are_equal(modules: Iterable[nn.Module]) -> bool:

@@ -29,6 +29,10 @@ def _examples(monkeypatch: pytest.MonkeyPatch, repository: Any, one_thread: None
 def test_blocks_are_members_of_lists_of_one_class_and_no_lone_layers() -> None:
     assert repeated_blocks(Stack()) == ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
     assert repeated_blocks(nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(4, 4))) == ["0.0", "0.1"]
+    assert repeated_blocks(nn.Sequential(nn.Embedding(9, 4), Layer(), Layer(), Layer(), nn.Linear(4, 9))) == ["1", "2", "3"]
+    embedding = nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4))
+    assert repeated_blocks(nn.Sequential(embedding, *(Layer() for _ in range(4)), nn.Linear(4, 9))) == ["1", "2", "3", "4"]
+    assert repeated_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))) == []
     assert repeated_blocks(nn.Linear(4, 4)) == []
     numbered = nn.ModuleDict({str(number): nn.Sequential(nn.Linear(4, 4)) for number in range(2)})
     assert repeated_blocks(nn.ModuleDict({"layers": numbered})) == ["layers.0", "layers.1"]
