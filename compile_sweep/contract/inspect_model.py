@@ -1,9 +1,9 @@
 """Finds what a sweep must know about a model and its batches: repeated blocks, and dimensions that change.
 
 Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`, which may hold an embedding and a head
-beside them, or of a `ModuleDict` whose members are equal) that are all of one class. If they differ in size and contain equal blocks, like the stages of a vision model, the blocks
-are the inner ones. A dimension of a batch changes if its size differs between batches; a dimension of an inner module's argument,
-if it differs between two runs.
+beside them, or of a `ModuleDict` whose members are equal) that are all of one class. If they differ in size and contain equal
+blocks, like the stages of a vision model, the blocks are the inner ones. A dimension of a batch changes if its size differs
+between batches; a dimension of an inner module's argument, if it differs between two runs.
 """
 
 from __future__ import annotations

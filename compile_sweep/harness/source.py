@@ -295,7 +295,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield f"    update = {_update(settings, facts)}"
     if facts.average_decay is not None:
         yield f"    average = moving_average(model, {facts.average_decay})"
-    if settings.static_gradients:
+    if settings.keeps_gradients:
         yield "    keep_gradients(model)"
     if scaled:
         yield f'    scaler = torch.amp.GradScaler("{facts.device_type}", init_scale={_INITIAL_SCALE})'
@@ -326,7 +326,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from ["        scaler.step(optimizer)", "        scaler.update()"] if scaled else ["        update()"]
     if facts.average_decay is not None:
         yield "        average()"
-    yield f"        optimizer.zero_grad(set_to_none={not settings.static_gradients})"
+    yield f"        optimizer.zero_grad(set_to_none={not settings.keeps_gradients})"
     yield "        return loss.detach().clone()  # the next step may use the loss's memory again"
     yield ""
     yield "    return step"
@@ -379,7 +379,8 @@ def _update(settings: CompileSettings, facts: Facts) -> str:
     # Parameters never change size, so the optimizer's graph is static under every strategy.
     arguments = _arguments(settings, facts, dynamic=Dynamic.STATIC, fullgraph=False)
     if settings.optimizer is OptimizerKind.COMPILED:
-        return f"torch.compile(optimizer.step{arguments})"
+        compiled = f"torch.compile(optimizer.step{arguments})"
+        return f"graphed_step(optimizer, optimizer.step, {compiled})" if settings.claims_cudagraphs else compiled
     if settings.optimizer is OptimizerKind.FOREACH_MAP:
         return f"foreach_map_adam(optimizer{arguments})"
     return "optimizer.step"

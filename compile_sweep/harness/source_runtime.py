@@ -144,6 +144,21 @@ def moving_average(model: torch.nn.Module, decay: float) -> Callable[[], None]:
     return update
 
 
+def graphed_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The optimizer's compiled step, but its plain step where SGD creates momentum.
+
+    What a CUDA graph creates is overwritten when the graph runs again.
+    """
+    if not isinstance(optimizer, torch.optim.SGD) or not any(group["momentum"] for group in optimizer.param_groups):
+        return compiled
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        used = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        return (compiled if all(p in optimizer.state for p in used) else step)(*args, **kwargs)
+
+    return stepped
+
+
 def refuse_unless_plain_adam(optimizer: torch.optim.Optimizer) -> None:
     """Raises a TypeError for an optimizer whose own step is another formula than that of `foreach_map_adam`."""
     others = [name for group in optimizer.param_groups for name in ("weight_decay", "amsgrad", "maximize") if group.get(name)]

@@ -534,6 +534,13 @@ ERRORS = (
         headline=r"[Cc]omplex|ComplexFloat|ComplexHalf",
         advice=f"{REAL_PAIRS}, or leave that module eager",
     ),
+    Cause(
+        name="memory of a CUDA graph",
+        headline=r"output of CUDAGraphs that has been overwritten",
+        advice="a CUDA graph overwrites what it returned when it runs again: clone what a later step reads, such as "
+        "losses.append(loss.detach().clone()), or leave CUDA graphs off; compiled blocks that run again in the backward "
+        "pass, as with checkpointing, need scope=full or no CUDA graphs",
+    ),
     Cause(name="custom operator without a fake implementation", headline=r"no fake impl", advice=_FAKE),
     Cause(
         name="changed in place before the backward",

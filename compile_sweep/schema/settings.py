@@ -374,6 +374,11 @@ class CompileSettings:
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients stay at their addresses: what a CUDA graph returned is overwritten when the graph runs again."""
+        return bool(self.static_gradients or (self.accumulate and self.claims_cudagraphs))
+
+    @property
     def batch_size(self) -> int | None:
         """Samples per step and worker; None for the workload's own batch size."""
         value = dict(self.workload or ()).get("batch_size")

@@ -24,7 +24,7 @@ from compile_sweep.contract.installed_torch import config_module
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS
-from compile_sweep.harness.source_runtime import checkpointed, marked_forward, nested, with_own_code
+from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -112,6 +112,39 @@ def apply_to_modules(
         if settings.dynamic is Dynamic.MARK and dims:
             compiled = marked_forward(module, compiled, dims)
         vars(module)["_compiled_call_impl"] = calling(module, compiled)
+    before_graphs(settings, targets)
+
+
+def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
+    """Copies gradients that are kept for a later backward out of the memory of CUDA graphs, whenever a target is called.
+
+    A graph's gradients become those of the parameters without a copy, and the next call of the graph overwrites them. Scripts
+    that accumulate gradients, or zero them in place, need them longer.
+
+    Args:
+        settings: Nothing is done unless they use CUDA graphs.
+        targets: Modules that are compiled, or whose blocks are.
+    """
+    if not settings.claims_cudagraphs:
+        return
+
+    def guarded(call: Call) -> Call:
+        def guarded_call(*args: Any, **kwargs: Any) -> Any:
+            for target in targets:
+                for parameter in target.module.parameters():
+                    if parameter.grad is not None and not getattr(parameter.grad, _OUTSIDE_GRAPHS, False):
+                        parameter.grad = parameter.grad.clone()
+                        setattr(parameter.grad, _OUTSIDE_GRAPHS, True)
+            return call(*args, **kwargs)
+
+        return guarded_call
+
+    for target in targets:
+        held = vars(target.module)
+        held["_compiled_call_impl"] = guarded(held.get("_compiled_call_impl") or target.module._call_impl)
+
+
+_OUTSIDE_GRAPHS = "_is_outside_graphs"
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
@@ -249,7 +282,9 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings) -> None:
     """Compiles the code below torch's hooks, which continue to run; schedulers find the step they expect."""
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
-    compiled = _compile(inner, **{**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False})
+    compiled: Call = _compile(inner, **{**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False})
+    if settings.claims_cudagraphs:
+        compiled = graphed_step(optimizer, inner, compiled)
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for

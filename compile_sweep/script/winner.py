@@ -30,6 +30,7 @@ from compile_sweep.script.apply import (
     apply_to_losses,
     apply_to_modules,
     apply_to_optimizers,
+    before_graphs,
     calling,
     compile_arguments,
     process_wide,
@@ -162,6 +163,7 @@ def apply(
     if chosen.dynamic is Dynamic.MARK:
         for module in _compiled_modules(chosen, target):
             vars(module)["_compiled_call_impl"] = calling(module, _marked_once_known(module, chosen))
+        before_graphs(chosen, [target])
     else:
         apply_to_modules(chosen, [target], {})
     names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []

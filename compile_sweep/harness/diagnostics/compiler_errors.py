@@ -10,11 +10,16 @@ _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_induc
 symbolic shapes, whose violated constraints Dynamo does not wrap.
 """
 
+GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
+"""In the error of a tensor in memory that a CUDA graph has used again."""
+
 
 def is_compiler_error(error: BaseException) -> bool:
     """Tells whether the compiler raised the error, while it compiled or while its code ran."""
     dynamo = sys.modules.get("torch._dynamo.exc")  # if it is not loaded, nothing was compiled
     if dynamo is not None and isinstance(error, dynamo.TorchDynamoException):
+        return True
+    if isinstance(error, RuntimeError) and GRAPHS_MEMORY in str(error):  # raised by whatever operator reads the tensor
         return True
     if not isinstance(error, RuntimeError) or error.__traceback__ is None:
         return False

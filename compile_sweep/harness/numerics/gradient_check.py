@@ -359,7 +359,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
 
     def discard() -> None:
         for parameter in parameters.values():
-            if settings.static_gradients and parameter.grad is not None:
+            if settings.keeps_gradients and parameter.grad is not None:
                 parameter.grad.zero_()
             else:
                 parameter.grad = None

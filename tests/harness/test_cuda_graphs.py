@@ -1,0 +1,138 @@
+"""What a CUDA graph returns is overwritten when the graph runs again; gradients and momentum that are kept longer must not be.
+
+A graph's memory is imitated on the CPU by a function whose backward returns the same memory each time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy_workloads import Toy
+
+from compile_sweep.harness.apply import applied
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.harness.source_runtime import graphed_step
+from compile_sweep.schema.causes import advice_on_error
+from compile_sweep.schema.outcome import Label, judge_measurement
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.apply import before_graphs
+from compile_sweep.script.discover import Target
+
+GRAPHS = CompileSettings.parse("scope=full,mode=reduce-overhead")
+OVERWRITTEN = "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run. Stack trace: …"
+
+
+class InGraphsMemory(torch.autograd.Function):
+    """x · w, whose gradient of w is in memory that the next forward overwrites."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, memory: Tensor) -> Tensor:
+        memory.fill_(float("nan"))
+        ctx.save_for_backward(x)
+        ctx.memory = memory
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        (x,) = ctx.saved_tensors
+        ctx.memory.copy_(x.mT @ gradient)
+        return None, ctx.memory.view_as(ctx.memory), None
+
+
+class Graphed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2))
+        self.memory = torch.empty(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return InGraphsMemory.apply(x, self.weight, self.memory)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_script_that_accumulates_gradients_keeps_them_when_graphs_run_again(set_to_none: bool) -> None:
+    model, parts = Graphed(), [torch.rand(4, 3) for _ in range(3)]
+    before_graphs(GRAPHS, [Target(called=model, module=model, name="Graphed")])
+    for _ in range(2):
+        for part in parts:
+            model(part).sum().backward()
+        expected = sum(part.sum(0) for part in parts)
+        assert isinstance(expected, Tensor)
+        assert model.weight.grad is not None
+        torch.testing.assert_close(model.weight.grad, expected[:, None].expand(3, 2))
+        model.zero_grad(set_to_none=set_to_none)
+
+
+def test_gradients_of_a_script_without_graphs_are_left_where_they_are() -> None:
+    model = nn.Linear(3, 2)
+    before_graphs(CompileSettings.parse("scope=full"), [Target(called=model, module=model, name="Linear")])
+    assert "_compiled_call_impl" not in vars(model)
+
+
+@pytest.mark.parametrize(("momentum", "num_plain"), [(0.9, 1), (0.0, 0)])
+def test_a_step_that_creates_momentum_runs_uncompiled(momentum: float, num_plain: int) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+    plain: list[None] = []
+    compiled: list[None] = []
+
+    def stepping(calls: list[None]) -> Any:
+        def step() -> None:
+            calls.append(None)
+            optimizer.step()
+
+        return step
+
+    step = graphed_step(optimizer, stepping(plain), stepping(compiled))
+    for _ in range(3):
+        weight.grad = torch.ones(3)
+        step()
+    assert (len(plain), len(compiled)) == (num_plain, 3 - num_plain)
+
+
+def test_an_accumulating_workload_keeps_gradients_in_place_under_graphs() -> None:
+    plain, accumulating = (CompileSettings.parse(f"scope=full,{more}") for more in ("mode=default,accumulate=2", "accumulate=2"))
+    assert not plain.keeps_gradients
+    assert not accumulating.keeps_gradients
+    assert CompileSettings.parse("scope=full,mode=reduce-overhead,accumulate=2").keeps_gradients
+    assert not GRAPHS.keeps_gradients
+
+
+def test_memory_that_a_graph_overwrote_is_the_compilers_error_and_says_what_to_clone() -> None:
+    assert is_compiler_error(RuntimeError(OVERWRITTEN))
+    assert not is_compiler_error(RuntimeError("shapes do not match"))
+    assert "clone what a later step reads" in (advice_on_error(OVERWRITTEN) or "")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["foreach", "compiled"])
+@pytest.mark.parametrize("scope", ["full", "regional"])
+def test_accumulated_gradients_are_right_under_cuda_graphs(scope: str, optimizer: str) -> None:
+    settings = CompileSettings.parse(f"scope={scope},mode=reduce-overhead,accumulate=2,optimizer={optimizer}")
+    prepared = prepare(Toy("base", 0), settings, torch.device("cuda"))
+    measurement = measure(prepared, protocol=Protocol(compared_steps=6, min_passes=2, max_passes=2))
+    assert judge_measurement(measurement.to_dict(), claims_cudagraphs=True).label in (Label.OK, None), measurement
+
+
+@pytest.mark.gpu
+def test_momentum_is_right_under_cuda_graphs_with_a_compiled_optimizer() -> None:
+    device = torch.device("cuda")
+    weights: dict[str, list[Tensor]] = {}
+    for spelled in ("scope=eager", "scope=full,mode=reduce-overhead,optimizer=compiled"):
+        torch.manual_seed(0)
+        workload = Toy("base", 0)
+        prepared = prepare(workload, CompileSettings.parse(spelled), device)
+        model = prepared.workload.build_model().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        (batch, *_) = prepared.workload.pool(prepared.policy, rank=0, device=device)
+        with applied(prepared, model, optimizer) as step:
+            for _ in range(6):
+                step(batch)
+        weights[spelled] = [parameter.detach() for parameter in model.parameters()]
+    for one, other in zip(*weights.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
