@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from statistics import stdev
 from typing import Any
 
 import torch
@@ -28,7 +29,10 @@ small to be told from rounding, and these layers stay fixed.
 """
 
 NUDGE = 4.0
-"""Largest relative change of a weight, in roundings, at which directions are taken in half precision."""
+"""Largest relative change of a weight, in roundings, at which directions are taken next to the start."""
+
+NUM_NEARBY = 4
+"""Number of points next to the start whose losses show the noise of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,7 @@ class FiniteDifferences:
         seed: Seed of the random numbers of every evaluation.
         draws: Whether a step draws random numbers, so that eager's loss is a different function.
         eagerly: Context in which `step` runs uncompiled.
+        starts_nearby: Whether directions are taken next to the start, where the noise of the gradients is another.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class FiniteDifferences:
         seed: int,
         draws: bool,
         eagerly: Callable[[], AbstractContextManager[Any]],
+        starts_nearby: bool,
     ) -> None:
         self.evaluations = 0
         self._step, self._precision, self._seed, self._draws, self._eagerly = step, precision, seed, draws, eagerly
@@ -114,9 +120,13 @@ class FiniteDifferences:
         self._buffers = [(b, b.clone()) for b in step.buffers()]
         self._layers: dict[str, list[int]] = {}
         self._directions: list[Tensor | None] = []
+        self._is_eager = False
+        self._losses: dict[bool, dict[Any, float]] = {False: {}, True: {}}
+        """Losses of compiled and of eager code, by point."""
         self._center: Point | None = None
         self._size = 1.0
-        self._nudge = NUDGE * rounding if precision.is_half else 0.0
+        self._rounding = rounding
+        self._starts_nearby = starts_nearby
 
     def put_back(self) -> None:
         """Restores parameters and buffers, and drops the gradients."""
@@ -134,16 +144,19 @@ class FiniteDifferences:
     def _uncompiled(self) -> Iterator[None]:
         """Makes evaluations in the block eager."""
         compiled_center = self._center
+        self._is_eager = True
         try:
             with self._eagerly():
                 self._center = self._at({}, 0.0)
                 yield
         finally:
             self._center = compiled_center
+            self._is_eager = False
 
     def _begun(self) -> Point | None:
         """Takes each layer's direction from the gradient at the current weights, or next to them, and evaluates there."""
-        self._shake()
+        if self._starts_nearby:
+            self._shake(self._seed)
         loss = self._evaluate()
         gradients = self._step.gradients()
         self._directions = [None if g is None else _dense(g).detach().clone() for g in gradients]
@@ -160,19 +173,38 @@ class FiniteDifferences:
             layer: self._precision.max_move * self._norm_of_weights(indices) for layer, indices in self._layers.items()
         }
         self._restore()
-        center = self._at({}, 0.0) if self._nudge else Point(loss, [self._norms[layer] for layer in self._layers])
+        center = self._at({}, 0.0) if self._starts_nearby else Point(loss, [self._norms[layer] for layer in self._layers])
         self._slopes = dict(zip(self._layers, center.slopes, strict=True))
         return center if math.isfinite(center.loss) and all(map(math.isfinite, center.slopes)) else None
 
-    def _shake(self) -> None:
-        """Changes every weight by a few roundings, in half precision."""
-        if not self._nudge:
-            return
-        generator = torch.Generator(self._step.device).manual_seed(self._seed)
+    def _noise(self) -> float:
+        """Returns what rounding does to the loss, once eager code has been evaluated at the same points.
+
+        A loss close to zero may be the difference of numbers close to one. It then changes in steps that are large for it, and
+        compiled and eager code take them at different points.
+        """
+        eager = self._losses[True]
+        squares = [] if self._draws else [(loss - eager[at]) ** 2 for at, loss in self._losses[False].items() if at in eager]
+        distance = math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+        nearby = [stdev(losses[at] for at in losses if isinstance(at, int)) for losses in self._losses.values()]
+        return max(distance, *nearby, self._rounding * self._size)
+
+    def _look_nearby(self) -> None:
+        """Evaluates the loss at weights that differ from the start by a few roundings."""
+        for draw in range(NUM_NEARBY):
+            self._shake(self._seed + draw)
+            try:
+                self._losses[self._is_eager][draw] = self._evaluate()
+            finally:
+                self._restore()
+
+    def _shake(self, seed: int) -> None:
+        """Changes every weight by a few roundings."""
+        generator = torch.Generator(self._step.device).manual_seed(seed)
         with torch.no_grad():
             for parameter in self._parameters:
                 change = torch.rand(parameter.shape, device=parameter.device, generator=generator).mul_(2).sub_(1)
-                parameter.mul_(change.mul_(self._nudge).add_(1))
+                parameter.mul_(change.mul_(NUDGE * self._rounding).add_(1))
 
     def _norm_of_weights(self, indices: Sequence[int]) -> float:
         count = sum(self._start[i].numel() for i in indices)
@@ -191,6 +223,8 @@ class FiniteDifferences:
         """Returns the residual of Simpson's rule, in units of one layer's change of the loss."""
         steps = {name: signs[name] * move for name, move in moves.items() if move}
         after, before = (self._at(steps, side) for side in (1.0, -1.0))
+        for side, point in (("after", after), ("before", before)):
+            self._losses[self._is_eager][side, *steps.items()] = point.loss
         assert self._center is not None
         slopes = zip(self._layers, before.slopes, self._center.slopes, after.slopes, strict=True)
         integral = sum(steps.get(name, 0.0) * (b + 4 * c + a) / 3 for name, b, c, a in slopes)

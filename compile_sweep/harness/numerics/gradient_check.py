@@ -12,7 +12,9 @@ is 0 if the gradients are right and e if one layer's are (1 + e) times what they
 In float32, every layer moves along its own gradient, far enough to change the loss by the same amount, so that a small layer
 counts as much as a large one; and back or forth at random, so that the loss stays near its value. Two such lines at one width
 suffice if nothing is wrong. A residual that is equal at two widths is an error, unless eager has it too: a loss with `detach` or
-a straight-through estimate in it has gradients that are not derivatives. Other residuals are curvature, kinks or rounding.
+a straight-through estimate in it has gradients that are not derivatives. Other residuals are curvature, kinks or rounding. In a
+model that has fit its batch, loss and gradients are small beside what they are computed from, so an error must also be larger
+than what rounding does to the loss, and show again along directions that are taken next to the start (see below).
 
 In half precision, a move that stands out from rounding bends the loss if all layers of a deep network make it at once, so they
 move in groups, one group at a time. And a gradient holds noise of rounding, which agrees with itself: projected on its own
@@ -57,6 +59,12 @@ MAX_SINGLE_LAYERS = 16
 
 FLOOR_MARGIN = 3.0
 """Multiple of eager's residual above which compiled code that draws other random numbers counts as wrong."""
+
+NOISE_MARGIN = 3.0
+"""Multiple of the loss's noise of rounding above which an error in float32 is seen."""
+
+LEAST_LOSS = 1e-5
+"""Loss in float32 below which it may not change along its gradient at all, as a cross-entropy's logarithm of nearly 1."""
 
 MAX_GROUPS = 16
 """Number of groups of layers that move in turn."""
@@ -134,14 +142,21 @@ def check_gradients(
     found = GradientCheck(outcome=Outcome.OK)
     evaluations = 0
     for attempt in range(2):
-        search = _Search(step, precision, rounding=rounding, seed=_SEED + attempt, draws=draws, eagerly=eagerly)
+        search = _Search(
+            step,
+            precision,
+            rounding=rounding,
+            seed=_SEED + attempt,
+            draws=draws,
+            eagerly=eagerly,
+            starts_nearby=precision.is_half or attempt > 0,
+        )
         try:
             found = search.found()
         finally:
             search.put_back()
         evaluations += search.evaluations
-        # With random numbers or coarse rounding, a single draw does not suffice to call a setting wrong.
-        if found.outcome is not Outcome.WRONG or not (draws or precision.is_half):
+        if found.outcome is not Outcome.WRONG:  # a single draw does not suffice to call a setting wrong
             break
     return replace(found, evaluations=evaluations)
 
@@ -172,11 +187,13 @@ class _Search(FiniteDifferences):
                 f"the loss of the same weights, batch and random numbers is {self._center.loss:.6g} once and {again.loss:.6g} "
                 "the next time"
             )
+        if not self._precision.is_half and self._size < LEAST_LOSS:
+            return skipped(f"the loss is {self._center.loss:.3g}, so close to 0 that rounding hides how it changes")
         moves = self._moves(self._precision.widths[0])
         if not any(moves.values()):
             return skipped("no gradient is large enough to be told from rounding")
         checked = sum(move > 0 for move in moves.values()) / len(moves)
-        return self._by_groups(checked) if self._nudge else self._by_lines(moves, checked)
+        return self._by_groups(checked) if self._precision.is_half else self._by_lines(moves, checked)
 
     def _by_lines(self, moves: Mapping[str, float], checked: float) -> GradientCheck:
         """Returns what shows when all layers move at once."""
@@ -190,8 +207,10 @@ class _Search(FiniteDifferences):
 
     def _doubtful(self, errors: Mapping[float, list[float]], checked: float) -> GradientCheck:
         """Judges by comparison with eager if no width shows that all is right, to tell kinks of the loss from wrong gradients."""
+        self._look_nearby()
         with self._uncompiled():
             eager = {width: [self._error(self._moves(width), signs, width) for signs in self._signs] for width in errors}
+            self._look_nearby()
         allowed = self._precision.allowed
         differences = {
             width: [one - other for one, other in zip(values, eager[width], strict=True)] for width, values in errors.items()
@@ -208,7 +227,8 @@ class _Search(FiniteDifferences):
             if plateau is None:
                 continue
             width = max(plateau)
-            if not self._draws or abs(judged[width][line]) > FLOOR_MARGIN * floors[width]:
+            stands_out = not self._draws or abs(judged[width][line]) > FLOOR_MARGIN * floors[width]
+            if stands_out and self._is_seen(judged[width][line], width):
                 return self._wrong(width, judged[width][line], checked)
         return self._by_groups(checked)
 
@@ -234,6 +254,10 @@ class _Search(FiniteDifferences):
             )
         _, _, error, allowed = max((one for one in found if one[0] is Outcome.OK), key=lambda one: abs(one[2]) / one[3])
         return replace(self._verdict(Outcome.OK, abs(error), checked * share), allowed=allowed)
+
+    def _is_seen(self, error: float, width: float) -> bool:
+        """Tells whether an error is larger than what rounding does to the loss; the limits in half precision allow for it."""
+        return self._precision.is_half or abs(error) * width * self._size >= NOISE_MARGIN * self._noise()
 
     def _allowed(self, group: Sequence[str]) -> float:
         return self._precision.allowed * math.sqrt(len(group))  # the layers' rounding is independent
@@ -275,8 +299,10 @@ class _Search(FiniteDifferences):
             width = min(judged, key=lambda width: abs(judged[width]))
             return Outcome.OK, width, judged[width], allowed
         plateau = _plateau(judged, allowed)
-        if plateau is not None and abs(judged[max(plateau)]) > FLOOR_MARGIN * abs(eager[max(plateau)]):
-            return Outcome.WRONG, max(plateau), judged[max(plateau)], allowed
+        if plateau is not None:
+            width = max(plateau)
+            if abs(judged[width]) > FLOOR_MARGIN * abs(eager[width]) and self._is_seen(judged[width], width):
+                return Outcome.WRONG, width, judged[width], allowed
         limits = {width: max(allowed, GROUP_MARGIN * abs(floor)) for width, floor in eager.items()}
         for width in sorted(limits, key=limits.__getitem__):
             if abs(judged[width]) <= limits[width] <= COARSEST:
