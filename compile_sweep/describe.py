@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from compile_sweep.child_process import empty_stdin, only_in_this_process
+from compile_sweep.child_process import die_with, empty_stdin, only_in_this_process
 from compile_sweep.contract.names import import_named, named_workloads
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import Attention
@@ -256,7 +256,8 @@ def answer_or_error(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers questions until there are no more."""
+    """Answers questions until there are no more, or the asking process has ended."""
+    die_with(os.getppid())  # the user's code may hang, and then nobody reads that stdin has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the asking process, which then ends this one
     questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     empty_stdin()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from samples import wait_until
 
 from compile_sweep.contract.base import load_workload
 from compile_sweep.contract.installed_torch import LoadedTorch
@@ -74,10 +75,11 @@ def test_code_that_ends_the_process_is_a_sentence(describer: Describer, code: st
 @pytest.mark.slow
 def test_code_that_does_not_end_is_a_sentence_and_is_ended(describer: Describer) -> None:
     Path("waits.py").write_text("import subprocess\nprint('connecting', flush=True)\nsubprocess.run(['sleep', '4321'])\n")
-    describer.deadline_s = 15.0  # torch is not imported before the user's module is
-    with pytest.raises(WorkloadError, match=r"looks at waits:Mine had no answer after 15 s; importing it.*: connecting"):
+    assert describer.backends(), "it has started and imported torch, however long that takes here"
+    describer.deadline_s = 5.0
+    with pytest.raises(WorkloadError, match=r"looks at waits:Mine had no answer after 5 s; importing it.*: connecting"):
         describer.facts("waits:Mine", None, 0, has_gpu=False)
-    assert describer.backends(), "the next question starts another process"
+    assert describer._process is None, "the next question starts another process"
 
 
 @pytest.mark.slow
@@ -88,6 +90,17 @@ def test_a_process_that_is_forked_by_an_import_gives_no_second_answer(describer:
     assert facts.workload == "Toy"
     assert describer.facts("toy_workloads:Toy", None, 0, has_gpu=False) == facts
     assert describer._unread == b""
+
+
+@pytest.mark.slow
+def test_code_that_hangs_ends_with_a_killed_command(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import os, time\nopen('pid', 'w').write(f'{os.getpid()} ')\ntime.sleep(4321)\n")
+    words = [sys.executable, "-m", "orchestrator.sweep", "--workload", "waits:Mine", "--dry-run"]
+    with subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(repository)}) as command:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "), 100.0)
+        command.kill()
+    hanging = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    wait_until(lambda: not hanging.exists() or hanging.read_text().rpartition(")")[2].split()[0] in "ZX", 30.0)
 
 
 @pytest.mark.slow
