@@ -295,6 +295,12 @@ BREAKS = (
         headline=r"graph break in loop",
     ),
     _break(
+        "side effect in a checkpoint",
+        "what torch.utils.checkpoint or a transform of torch.func calls may not change attributes or lists of the model, or the "
+        "whole function runs eagerly: count and collect before or after the call",
+        headline=r"HOP: .*side effect",
+    ),
+    _break(
         "set of tensors",
         "torch.compile cannot trace sets of tensors: use a list, or a set of names",
         headline=r"set with tensors",
@@ -464,9 +470,15 @@ GUARDS = (
         "epoch, with a recompile_limit above the number of its values",
     ),
     _guard(
+        "metric in the forward",
+        r"\S*_update_count == ",
+        "torchmetrics counts its updates in a Python integer: update metrics after the step, outside compiled code",
+    ),
+    _guard(
         "module's counter",
         r"\S+ == -?\d+(?![\d.])",
-        f"a Python integer changes: {_IN_A_BUFFER}; or let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; "
+        f"a Python integer changes: {_IN_A_BUFFER}; or let it vary, also where it begins a slice, with "
+        "dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; "
         "if it selects a branch or a module, select it outside compiled code",
     ),
     _guard(

@@ -28,6 +28,7 @@ class Net(nn.Module):
         self.history: list[Tensor] = []
         self.last: Any = None
         self.count, self.temperature, self.flag = 0, 2.0, True
+        self._update_count = 0
         self.seen: set[int] = set()
         self.dropout, self.rest = nn.Dropout(0.1), nn.Dropout(0.1)
         self.norm = nn.BatchNorm1d(8)

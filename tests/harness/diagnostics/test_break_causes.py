@@ -557,6 +557,32 @@ def with_checkpoints(net: Net, x: Tensor) -> Tensor:
     return x
 
 
+def _counts(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(x)
+
+
+def with_counter_in_a_checkpoint(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = checkpoint(_counts, net, x, use_reentrant=False)
+    return y
+
+
+def with_counter_beside_a_checkpoint(net: Net, x: Tensor) -> Tensor:
+    net.steps = net.steps + 1
+    y: Tensor = checkpoint(net.layer, x, use_reentrant=False)
+    return y
+
+
+def _collects(net: Net, x: Tensor) -> Tensor:
+    net.history.append(x)
+    return net.layer(x)
+
+
+def with_list_in_a_checkpoint(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = checkpoint(_collects, net, x, use_reentrant=False)
+    return y
+
+
 def with_jacobian_of_a_layer(net: Net, x: Tensor) -> Tensor:
     jacobian: Tensor = torch.autograd.functional.jacobian(net.layer, x)  # type: ignore[no-untyped-call]
     return jacobian
@@ -638,6 +664,8 @@ BREAKS = [
     Case("function handed to torch.autograd.functional", with_jacobian_of_a_layer, with_func_jacobian),
     Case("requires_grad_() in the forward", with_stacked_parameters, with_summed_parameters),
     Case("TorchScript module", with_traced_module, plain),
+    Case("side effect in a checkpoint", with_counter_in_a_checkpoint, with_counter_beside_a_checkpoint),
+    Case("side effect in a checkpoint", with_list_in_a_checkpoint, with_checkpoints),
     Case("context manager", with_activations_on_the_cpu, plain),
     Case("set of tensors", with_set_of_tensors, plain),
     Case("memory of a tensor", with_resized, plain),

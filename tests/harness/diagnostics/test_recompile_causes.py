@@ -146,6 +146,11 @@ def with_iterator(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * next(_numbers)
 
 
+def with_metric(net: Net, x: Tensor) -> Tensor:
+    net._update_count += 1
+    return net.layer(x)
+
+
 def with_dropped_attribute(net: Net, x: Tensor) -> Tensor:
     net.rest.p = min(0.5, net.rest.p + 0.01)
     return net.rest(net.layer(x))
@@ -178,6 +183,7 @@ GUARDS = [
     Case("output of unknown size", with_rows, with_mask),
     Case("Python number that changes", with_float, with_float_in_buffer),
     Case("Python number that changes", with_iterator, with_counter_in_buffer),
+    Case("metric in the forward", with_metric, plain),
     Case("dropout that changes", with_dropped_attribute, with_dropout_of_tensors),
     Case("setting of a torch.nn module", with_momentum, with_momentum_left),
 ]
@@ -445,6 +451,19 @@ def test_a_counter_may_vary_and_what_is_left_is_the_limit_that_it_crosses() -> N
         assert is_clean(run(with_counter))
     assert found.graphs == 3
     assert [cause.name for one in found.recompile_reasons if (cause := cause_of(one))][-1] == "number that crosses a limit"
+
+
+def with_queue(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.whole_table[net.count : net.count + 4] = y.detach()
+    net.count += 4
+    return y
+
+
+def test_a_counter_that_begins_a_slice_may_vary() -> None:
+    assert run(with_queue).recompile_limit_hits
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+        assert is_clean(run(with_queue))
 
 
 def with_positions(self: Net, x: Tensor) -> Tensor:
