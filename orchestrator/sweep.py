@@ -275,7 +275,7 @@ def _next(config: SweepConfig, output: Path, ended: Ending) -> dict[str, str]:
     commands: dict[str, str] = {}
     if ended.settings_key is not None:
         if config.script is None:
-            commands["the recommended setting as a program"] = f"compile-sweep export {folder}"
+            commands["this setting as a program"] = f"compile-sweep export {folder}"
         else:
             job = ScriptJob.from_dict(config.script)
             commands |= commands_that_train(job, ended.settings_key, num_workers=config.workers_per_trial)

@@ -173,9 +173,7 @@ def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int =
     arguments = job.under(CompileSettings.parse(settings_key)).arguments
     words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.given, *arguments]
     same = equivalents(CompileSettings.parse(settings_key), _text_of(Path(job.path)))
-    return {"trains with the recommended setting": shlex.join(words)} | {
-        f"the same in {place}(...)": text for place, text in same
-    }
+    return {"trains with this setting": shlex.join(words)} | {f"the same in {place}(...)": text for place, text in same}
 
 
 def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:
