@@ -537,6 +537,8 @@ def run_script_forked(order: Order, assignment: str) -> NoReturn:
         order: Where the run prints to.
         assignment: File of the run's assignment.
     """
+    import torch
+
     from compile_sweep.script.run_one import main
 
     if order.log is not None:
@@ -546,6 +548,8 @@ def run_script_forked(order: Order, assignment: str) -> NoReturn:
         os.close(log)
     _renew_process_state()
     gc.enable()
+    if (threads := order.environment.get("OMP_NUM_THREADS", "")).isdecimal():  # torch has read the server's
+        torch.set_num_threads(int(threads))
     for name in [name for name in sys.modules if name.partition(".")[0] == "orchestrator"]:
         del sys.modules[name]  # the script may import a package of its own that is called so
     main(Path(assignment))

@@ -143,7 +143,9 @@ def test_packages_that_a_script_begins_with_are_imported_once(folder: Path) -> N
 @pytest.mark.slow
 def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Path, tmp_path: Path) -> None:
     (folder / "endless.py").write_text("import time\ntime.sleep(600)\n")
-    (folder / "own.py").write_text("import orchestrator\nraise SystemExit(orchestrator.WHOSE)\n")
+    (folder / "own.py").write_text(
+        "import orchestrator, torch\nraise SystemExit(f'{orchestrator.WHOSE}, {torch.get_num_threads()} thread')\n"
+    )
     (folder / "orchestrator.py").write_text("WHOSE = 'of its own'\n")
     with closing(ForkedScriptRuns(["import no_such_package"], {"CUDA_VISIBLE_DEVICES": ""}, use_gpu=False)) as runs:
 
@@ -168,5 +170,5 @@ def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Pat
         assert outcome["measurement"]["step_ms_median"] > 0
         with pytest.raises(OutOfTime):
             run("endless.py", within_s=1)
-        with pytest.raises(RunFailed, match="with the message 'of its own'"):
+        with pytest.raises(RunFailed, match="with the message 'of its own, 1 thread'"):
             run("own.py")
