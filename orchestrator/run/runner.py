@@ -22,7 +22,6 @@ from orchestrator.environment import Environment
 from orchestrator.guard.progress import Progress, StopRequest
 from orchestrator.run import sweep_folder
 from orchestrator.run.session import Interrupts
-from orchestrator.run.trial import ROOM_USED
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.proposers import InOrder, Proposer
 from orchestrator.search.pruning import Pruning, Sighting
@@ -207,9 +206,9 @@ def unwritten_error(output: Path, why: str) -> str:
         output: The sweep's folder.
         why: As `trial.append_record` says.
     """
-    what = (
-        f"the disk with {output} is full and {why}" if why == ROOM_USED else f"a record could not be written to {output} ({why})"
-    )
+    what = f"a record could not be written to {output} ({why})"
+    if why == sweep_folder.ROOM_USED:
+        what = f"the disk with {output} is full and {why}"
     return f"{what}, so the sweep has ended; what is recorded is intact: make room and go on with --resume"
 
 

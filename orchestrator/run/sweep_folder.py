@@ -40,6 +40,8 @@ STARTS_FILE = "starts.jsonl"
 ROOM_FILE = ".room-for-records"
 """File that takes up the room that records need if the disk fills up during the sweep."""
 ROOM_BYTES = 1 << 20
+ROOM_USED = "the room kept for records has been used"
+"""Why no further trial should start although every record was written."""
 MAX_ENDS = 2
 """How many times a sweep may die while a setting runs. The first time may be chance: a power failure, or a job's time limit."""
 

@@ -41,7 +41,7 @@ from orchestrator.guard.log_bounds import bound_logs
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import sweep_folder
-from orchestrator.run.sweep_folder import give_room, note_start
+from orchestrator.run.sweep_folder import ROOM_USED, give_room, note_start
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 GRACE_S = 15.0
@@ -49,9 +49,6 @@ GRACE_S = 15.0
 
 RECORD_PATIENCE_S = 30.0
 """Seconds that a finished trial waits for disk space to write its record."""
-
-ROOM_USED = "the room kept for records has been used"
-"""Why no further trial should start although every record was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,10 +260,10 @@ def test_on_a_full_disk_a_record_takes_the_room_that_is_kept_and_no_other_trial_
 
     monkeypatch.setattr(records, "append", full)
     room.touch()
-    assert ran(tmp_path, monkeypatch, clock, OK) == {"status": "ok", "done": True, worker_group.UNWRITTEN: trial.ROOM_USED}
+    assert ran(tmp_path, monkeypatch, clock, OK) == {"status": "ok", "done": True, worker_group.UNWRITTEN: sweep_folder.ROOM_USED}
     assert len(records.read(tmp_path)) == 1
     assert clock.slept == [], "nothing was waited for"
-    assert unwritten_error(tmp_path, trial.ROOM_USED).startswith(f"the disk with {tmp_path} is full")
+    assert unwritten_error(tmp_path, sweep_folder.ROOM_USED).startswith(f"the disk with {tmp_path} is full")
 
 
 def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
