@@ -35,6 +35,7 @@ ALLOWED = {
     ("compile_sweep/harness/apply.py", "exec"): "the same",
     ("compile_sweep/script/main_module.py", "compile"): "the training script that the command line names",
     ("compile_sweep/script/main_module.py", "exec"): "the same",
+    ("orchestrator/run/fork_server.py", "exec"): "import statements that the training script begins with",
     ("compile_sweep/script/numbers.py", "torch.load"): "with weights_only, which unpickles tensors and nothing else",
     ("compile_sweep/harness/numerics/reference_store.py", "torch.load"): "the same",
 }
