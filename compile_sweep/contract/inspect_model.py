@@ -137,7 +137,7 @@ def _members(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
         others = [member for name, member in complex_members.items() if name not in blocks]
         members = {} if 2 * _num_weights(others) > _num_weights(blocks.values()) else blocks
     kinds = {type(member) for member in members.values()}
-    if len(members) < 2 or len(kinds) > 1 or issubclass(*kinds, nn.ModuleList | nn.ModuleDict):
+    if len(members) < 2 or len(kinds) > 1 or issubclass(kinds.pop(), nn.ModuleList | nn.ModuleDict):
         return {}
     if not members.keys() <= complex_members.keys() or (kind is nn.ModuleDict and not _are_equal(members.values())):
         return {}

@@ -279,7 +279,10 @@ def test_without_a_setting_that_compiles_there_is_no_mean(two: MakeTwo, before: 
 
 def test_rates_that_no_machine_has_are_refused_and_no_crash(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     ends = (5e-324, 1e308)
-    folders = two(*[[trial(FULL, rate, 60, samples_per_s_ci95=ends, stable=False)] for rate in (1e-200, 1e200)])
+    folders = two([trial(FULL, 500, 60)], [trial(FULL, 500, 60)])
+    for folder, rate in zip(folders, (1e-200, 1e200), strict=True):  # not appended, which would refuse it
+        line = trial(FULL, rate, 60, samples_per_s_ci95=ends, stable=False).to_json()
+        (folder / "trials.jsonl").write_text(f"{line}\n")
     assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 2
     assert "trials.jsonl line 1 is not a trial record" in capsys.readouterr().err
 

@@ -59,7 +59,7 @@ def test_only_what_compiles_begins_with_artifacts(settings: str, plan: dict[str,
 
 
 def test_what_was_measured_says_whether_a_trial_was_cold() -> None:
-    found = record(assignment(cache="/cache", restores=True), caches="cold", compile_s=3.0, unheard_of=1)
+    found = record(assignment(cache="/cache", restores=True), caches="cold", compile_s=3.0, samples_per_s=9.0, unheard_of=1)
     assert isinstance(found, TrialRecord)
     assert found.caches is Caches.COLD
     assert (found.compile_s, found.num_workers, found.pipeline) == (3.0, 2, "real")
