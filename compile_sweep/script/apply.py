@@ -127,14 +127,14 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
     """
     if not settings.claims_cudagraphs:
         return
+    parameters = [parameter for target in targets for parameter in target.module.parameters()]
 
     def guarded(call: Call) -> Call:
         def guarded_call(*args: Any, **kwargs: Any) -> Any:
-            for target in targets:
-                for parameter in target.module.parameters():
-                    if parameter.grad is not None and not getattr(parameter.grad, _OUTSIDE_GRAPHS, False):
-                        parameter.grad = parameter.grad.clone()
-                        setattr(parameter.grad, _OUTSIDE_GRAPHS, True)
+            for parameter in parameters:
+                if parameter.grad is not None and not getattr(parameter.grad, _OUTSIDE_GRAPHS, False):
+                    parameter.grad = parameter.grad.clone()
+                    setattr(parameter.grad, _OUTSIDE_GRAPHS, True)
             return call(*args, **kwargs)
 
         return guarded_call
