@@ -129,19 +129,28 @@ def _members(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
     if not isinstance(module, kind):
         return {}
     members = dict(module.named_children())
-    # A single layer is not worth compiling separately.
-    complex_members = {name: member for name, member in members.items() if any(member.children())}
-    if kind is nn.Sequential and complex_members:
-        ((most_common, _),) = Counter(type(member) for member in complex_members.values()).most_common(1)
-        blocks = {name: member for name, member in complex_members.items() if type(member) is most_common}
-        others = [member for name, member in complex_members.items() if name not in blocks]
-        members = {} if 2 * _num_weights(others) > _num_weights(blocks.values()) else blocks
-    kinds = {type(member) for member in members.values()}
-    if len(members) < 2 or len(kinds) > 1 or issubclass(kinds.pop(), nn.ModuleList | nn.ModuleDict):
-        return {}
-    if not members.keys() <= complex_members.keys() or (kind is nn.ModuleDict and not _are_equal(members.values())):
-        return {}
-    return members
+    if kind is nn.Sequential:
+        members = _most_common(members)
+    equal = kind is not nn.ModuleDict or _are_equal(members.values())
+    return members if len(members) > 1 and equal and _are_blocks(members.values()) else {}
+
+
+def _most_common(members: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Returns the members with layers inside that are of the most common class.
+
+    None if the others with layers inside have more than half as many weights.
+    """
+    deep = {name: member for name, member in members.items() if any(member.children())}
+    kind = next((kind for kind, _ in Counter(map(type, deep.values())).most_common(1)), None)
+    blocks = {name: member for name, member in deep.items() if type(member) is kind}
+    others = [member for name, member in deep.items() if name not in blocks]
+    return {} if 2 * _num_weights(others) > _num_weights(blocks.values()) else blocks
+
+
+def _are_blocks(modules: Iterable[nn.Module]) -> bool:
+    """Tells whether the modules are all of one class with submodules: a single layer is not worth compiling separately."""
+    (kind, *others) = {type(module) for module in modules}
+    return not others and not issubclass(kind, nn.ModuleList | nn.ModuleDict) and all(any(m.children()) for m in modules)
 
 
 def _num_weights(modules: Iterable[nn.Module]) -> int:

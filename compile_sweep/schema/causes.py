@@ -525,6 +525,9 @@ GUARDS = (
 
 _NAMED = {cause.name: cause for cause in GUARDS}
 
+GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
+"""In the error of a tensor in memory that a CUDA graph has used again."""
+
 REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
 
 ERRORS = (
@@ -548,7 +551,7 @@ ERRORS = (
     ),
     Cause(
         name="memory of a CUDA graph",
-        headline=r"output of CUDAGraphs that has been overwritten",
+        headline=GRAPHS_MEMORY,
         advice="a CUDA graph overwrites what it returned when it runs again: clone what a later step reads, such as "
         "losses.append(loss.detach().clone()), or leave CUDA graphs off; compiled blocks that run again in the backward "
         "pass, as with checkpointing, need scope=full or no CUDA graphs",

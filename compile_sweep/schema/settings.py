@@ -374,6 +374,11 @@ class CompileSettings:
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
 
     @property
+    def is_unchanged_script(self) -> bool:
+        """Whether a script runs as it is, which a sweep of it begins with and compares others with."""
+        return bool(self.as_written) and self.batch_size is None
+
+    @property
     def keeps_gradients(self) -> bool:
         """Whether gradients stay at their addresses: what a CUDA graph returned is overwritten when the graph runs again."""
         return bool(self.static_gradients or (self.accumulate and self.claims_cudagraphs))

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._functorch import eager_transforms
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.script.replace import replaced
 
@@ -275,9 +275,10 @@ class Watch:
 
             return taken
 
+        transforms = private("torch._functorch", "eager_transforms")
         for name in ("grad_and_value_impl", "_vjp_with_argnums"):
-            if hasattr(eager_transforms, name):
-                self._undo.enter_context(replaced(eager_transforms, name, taking))
+            if hasattr(transforms, name):
+                self._undo.enter_context(replaced(transforms, name, taking))
         self._undo.enter_context(replaced(Optimizer, "__init__", constructed_by))
         self._undo.callback(register_optimizer_step_post_hook(stepped).remove)
         self._undo.callback(torch.compiler.set_stance, "default")

@@ -20,9 +20,12 @@ from typing import Any
 
 import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data._utils.worker import _worker_loop
 
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.script.replace import replaced
+
+_worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")
+"""What the processes of a DataLoader run."""
 
 ELSEWHERE = (
     "the script never trains in its own process; it starts others, in which nothing can be measured: write it for torchrun and "

@@ -57,6 +57,10 @@ class Servers:
             use_gpu=plan.use_gpu,
             core_shares=self._core_shares,
         )
+        return self.server_with(setup, environment)
+
+    def server_with(self, setup: Setup, environment: Mapping[str, str]) -> ForkServer:
+        """Returns a server of this kind, with the same variables as for `server_for`."""
         wanted = (setup, {**os.environ, **environment})
         if self._server is None or not self._server.is_alive or self._wanted != wanted:
             self.close()
@@ -81,15 +85,13 @@ class ForkedScriptRuns:
 
     def __init__(self, imports: Sequence[str], environment: Mapping[str, str], *, use_gpu: bool) -> None:
         setup = Setup(workload=None, python_path="", use_gpu=use_gpu, imports=("import compile_sweep.script.run_one", *imports))
-        self._wanted = (setup, {**os.environ, **environment})
-        self._server = ForkServer(*self._wanted)
+        self._servers, self._wanted = Servers(imports_workload=False), (setup, environment)
+        self._servers.server_with(*self._wanted)  # begins to import
 
     def start(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> ForkedScriptRun:
         """Starts a run, as `compile_sweep.script.trial.Start` says; the one before it must have ended."""
-        if not self._server.is_alive:
-            self.close()
-            self._server = ForkServer(*self._wanted)
-        self._server.start(
+        server = self._servers.server_with(*self._wanted)
+        server.start(
             Order(
                 assignment={},
                 marker="check",
@@ -100,11 +102,11 @@ class ForkedScriptRuns:
                 log=None if log is None else str(log),
             )
         )
-        return ForkedScriptRun(self._server)
+        return ForkedScriptRun(server)
 
     def close(self) -> None:
         """Ends the server."""
-        self._server.close()
+        self._servers.close()
 
 
 class ForkedScriptRun:

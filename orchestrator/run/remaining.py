@@ -35,7 +35,7 @@ def baseline_again(done: Sequence[TrialRecord]) -> list[CompileSettings]:
     machine changed while the others ran.
     """
     measured = [record for record in done if record.status is Status.OK]
-    baseline = next((one for one in map(_parsed, reversed(measured)) if one.as_written and one.batch_size is None), None)
+    baseline = next((one for one in map(_parsed, reversed(measured)) if one.is_unchanged_script), None)
     return [] if baseline is None or measured[-1].settings_key == baseline.key else [baseline]
 
 

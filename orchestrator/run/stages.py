@@ -176,10 +176,10 @@ class Stages:
     def run(self, console: Console, search: Search | None = None) -> bool:
         """Runs all stages as far as the budgets allow; returns whether a person stopped them."""
         ends_at = time.monotonic() + self.config.time_budget_s if self.config.time_budget_s else float("inf")
+        baseline = next((one for one in self.config.settings if one.is_unchanged_script), None)
 
         def reserved_s(stage: Stage, setting: CompileSettings) -> float:
             """Returns the seconds that are kept for measuring the unchanged script once more at the end."""
-            baseline = next((one for one in self.config.settings if one.as_written and one.batch_size is None), None)
             return 0.0 if baseline is None or setting.as_written or not stage.is_search else self._expected_again_s(baseline)
 
         def fits(stage: Stage, setting: CompileSettings) -> bool:

@@ -50,7 +50,6 @@ _STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}
 _LEAVING_S = 3.0
 """Seconds of the budget that are kept for ending processes and removing files."""
 
-
 _COMPARING_S = 10.0
 """Least seconds of the budget that a comparison with eager runs is begun with; it imports torch into this process."""
 

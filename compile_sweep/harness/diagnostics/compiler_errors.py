@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import traceback
 
+from compile_sweep.schema.causes import GRAPHS_MEMORY
+
 _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/", "torch/fx/experimental/")
 """Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and
 symbolic shapes, whose violated constraints Dynamo does not wrap.
 """
-
-GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
-"""In the error of a tensor in memory that a CUDA graph has used again."""
 
 
 def is_compiler_error(error: BaseException) -> bool:
