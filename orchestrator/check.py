@@ -27,7 +27,7 @@ from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.names import find_workload, is_in_users_folder
 from compile_sweep.harness.diagnostics.advice import short_findings
-from compile_sweep.schema.causes import why_not_faster
+from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord

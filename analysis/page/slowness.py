@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.choose.break_even import baseline_key
 from analysis.choose.pareto import standing, usable
 from analysis.formatting import number, times
-from compile_sweep.schema.causes import why_not_faster
+from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MOST_NAMED = 6

@@ -41,7 +41,7 @@ from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.causes import advice_on_error, advice_on_exception
+from compile_sweep.schema.causes.errors import advice_on_error, advice_on_exception
 from compile_sweep.schema.outcome import Label, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import SHORT

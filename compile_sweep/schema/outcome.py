@@ -17,14 +17,9 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
-from compile_sweep.schema.causes import (
-    MEMORY_ADVICE,
-    advice_on_cudagraph_skip,
-    advice_on_error,
-    advice_on_exception,
-    advice_on_fallback,
-    advice_on_limit,
-)
+from compile_sweep.schema.causes.breaks import advice_on_fallback
+from compile_sweep.schema.causes.errors import MEMORY_ADVICE, advice_on_cudagraph_skip, advice_on_error, advice_on_exception
+from compile_sweep.schema.causes.guards import advice_on_limit
 
 MAX_DATA_WAIT_SHARE = 0.05
 """Share of a step spent waiting for data above which the figure describes the input pipeline rather than the setting."""

@@ -22,7 +22,7 @@ from rich.status import Status as ConsoleStatus
 
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS
 from compile_sweep.harness.diagnostics.advice import short_findings
-from compile_sweep.schema.causes import why_not_faster
+from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.outcome import Phase, Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings

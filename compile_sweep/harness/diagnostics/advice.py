@@ -1,6 +1,6 @@
 """Explains a measurement to a person: what was compiled, what did not go as intended, and what usually helps. Pure values.
 
-The table of causes, `compile_sweep/schema/causes.py`, says what helps. This module adds what depends on the settings and the
+The table of causes, `compile_sweep/schema/causes/`, says what helps. This module adds what depends on the settings and the
 workload: guards of sizes, and performance hints. A finding without advice keeps torch's own words, shortened by `torch_logs.py`.
 """
 
@@ -13,18 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from compile_sweep.schema.causes import (
-    GUARDS,
-    REAL_PAIRS,
-    Cause,
-    advice_on_break,
-    advice_on_cudagraph_skip,
-    advice_on_fallback,
-    advice_on_limit,
-    cause_of_series,
-    named_advice,
-    why_not_faster,
-)
+from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback
+from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
+from compile_sweep.schema.causes.guards import GUARDS, advice_on_limit, cause_of_series, named_advice
+from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 

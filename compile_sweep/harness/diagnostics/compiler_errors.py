@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from compile_sweep.schema.causes import GRAPHS_MEMORY
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 
 _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/", "torch/fx/experimental/")
 """Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and

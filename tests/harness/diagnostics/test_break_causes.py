@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from tqdm import tqdm, trange
 
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
-from compile_sweep.schema import causes
+from compile_sweep.schema.causes import breaks
 
 _log = logging.getLogger("a model of the tests")
 
@@ -746,8 +746,8 @@ def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     if case.before is with_text_of_values and TORCH >= (2, 14):
         pytest.skip("Dynamo of torch 2.14 and 2.15 raises an internal error when it formats a value read by .item()")
     found = run(case.before)
-    named = [cause.name for text in found.graph_break_reasons if (cause := causes.cause_of_break(text))]
-    told = [cause.name for text in found.fallbacks if (cause := causes.cause_of_break(f"x: {text}"))]
+    named = [cause.name for text in found.graph_break_reasons if (cause := breaks.cause_of_break(text))]
+    told = [cause.name for text in found.fallbacks if (cause := breaks.cause_of_break(f"x: {text}"))]
     expected = {case.cause, *(_ON_NEWER_TORCH.get(case.before, ()) if TORCH >= (2, 14) else ())}
     assert expected & {*named, *told}, [*found.graph_break_reasons, *found.fallbacks]
     assert is_clean(run(case.after))
@@ -758,7 +758,7 @@ def test_an_exception_that_leaves_the_forward_is_a_cause_and_one_that_it_catches
     with capture_diagnostics() as found, contextlib.suppress(KeyError):
         torch._dynamo.reset()
         torch.compile(lambda x: with_exception(Net(), x), backend="eager")(torch.ones(4, 8))
-    named = {cause.name for text in found.graph_break_reasons if (cause := causes.cause_of_break(text))}
+    named = {cause.name for text in found.graph_break_reasons if (cause := breaks.cause_of_break(text))}
     assert "exception in the forward" in named, found
     assert is_clean(run(with_exception_caught))
 
@@ -771,7 +771,7 @@ def test_a_recurrent_layer_is_one_graph_where_dynamo_is_told_to_trace_it() -> No
 
 def test_a_fallback_at_a_break_of_unknown_cause_still_has_advice() -> None:
     fallback = "forward (model.py:3) runs eagerly: torch would not convert it (Something new), at model.py:7"
-    advice = causes.advice_on_fallback(fallback, ["model.py:7 in forward: Something new"])
+    advice = breaks.advice_on_fallback(fallback, ["model.py:7 in forward: Something new"])
     assert advice is not None
     assert advice.startswith("remove the graph break")
 
@@ -781,7 +781,7 @@ def test_the_users_line_and_the_hints_do_not_decide() -> None:
         "model.py:7 in forward: Unsupported Tensor.item() call with capture_scalar_outputs=False\n"
         "  code: print(x.item(), hook, generator)\n  explanation: x\n  hint: builtin `print`, context manager, autograd.Function"
     )
-    cause = causes.cause_of_break(text)
+    cause = breaks.cause_of_break(text)
     assert cause is not None
     assert cause.name == "value of a tensor"
 
@@ -792,5 +792,5 @@ def test_a_break_of_fsdp2s_hooks_is_answered_with_regional_compiling() -> None:
         "  explanation: Dynamo developers have intentionally marked that the function `disable` should not be traced."
     )
     fallback = "forward of FSDPNet (train.py:37) runs eagerly: torch would not convert it (Attempted to call), at train.py:39"
-    assert "scope=regional" in str(causes.advice_on_fallback(fallback, [text]))
-    assert "scope=regional" not in str(causes.advice_on_break(text.replace("FSDPNet", "Net")))
+    assert "scope=regional" in str(breaks.advice_on_fallback(fallback, [text]))
+    assert "scope=regional" not in str(breaks.advice_on_break(text.replace("FSDPNet", "Net")))

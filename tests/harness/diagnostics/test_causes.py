@@ -17,7 +17,7 @@ from torch import Tensor
 from compile_sweep.harness.diagnostics.advice import advise_on_hint
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
-from compile_sweep.schema import causes
+from compile_sweep.schema.causes import breaks, errors, guards
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
 
 
@@ -36,7 +36,7 @@ def test_a_double_backward_is_the_compilers_error_and_is_mended_by_the_advice() 
     with pytest.raises(RuntimeError, match="double backward") as raised:
         force.square().sum().backward()
     assert is_compiler_error(raised.value)
-    advice = causes.advice_on_error(str(raised.value))
+    advice = errors.advice_on_error(str(raised.value))
     assert advice is not None
     assert "torch.func.grad" in advice
 
@@ -57,7 +57,7 @@ def test_a_marked_length_that_the_code_fixes_is_the_compilers_error_and_is_mende
     with pytest.raises(RuntimeError) as raised:
         add(x)
     assert is_compiler_error(raised.value)
-    advice = causes.advice_on_error(str(raised.value))
+    advice = errors.advice_on_error(str(raised.value))
     assert advice is not None
     assert "dynamic=auto" in advice
     torch._dynamo.reset()
@@ -81,7 +81,7 @@ def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice
     compiled = torch.compile(lambda x: doubled(x) + 1, backend="eager")
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
         compiled(torch.ones(2))
-    assert "register_fake" in (causes.advice_on_error(str(raised.value)) or "")
+    assert "register_fake" in (errors.advice_on_error(str(raised.value)) or "")
     doubled.register_fake(torch.empty_like)
     torch._dynamo.reset()
     assert compiled(torch.ones(2)).tolist() == [3, 3]
@@ -105,7 +105,7 @@ def test_an_operator_that_fails_while_it_is_traced_is_mended_by_a_look_at_the_sh
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
         torch.compile(with_try, backend="eager")(x)
     assert is_compiler_error(raised.value)
-    assert "decide by shapes or dtypes" in (causes.advice_on_error(str(raised.value)) or "")
+    assert "decide by shapes or dtypes" in (errors.advice_on_error(str(raised.value)) or "")
     torch.testing.assert_close(torch.compile(by_shape, backend="eager", fullgraph=True)(x), with_try(x))
 
 
@@ -156,7 +156,7 @@ def test_a_buffer_that_compiled_code_keeps_for_its_backward_may_change_after_it(
     with pytest.raises(RuntimeError, match="inplace") as raised:
         loss.backward()
     assert is_compiler_error(raised.value)
-    assert "change it after the backward" in (causes.advice_on_error(str(raised.value)) or "")
+    assert "change it after the backward" in (errors.advice_on_error(str(raised.value)) or "")
     step(torch.randn(4, 8)).backward()
     scale.mul_(2)
 
@@ -165,7 +165,7 @@ def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
         torch.compile(lambda x: x * hashlib.md5(b"a").digest_size, backend="eager", fullgraph=True)(torch.ones(2))
-    assert "fix the graph break" in (causes.advice_on_error(str(raised.value)) or "")
+    assert "fix the graph break" in (errors.advice_on_error(str(raised.value)) or "")
     torch._dynamo.reset()
     torch.compile(lambda x: x * 16, backend="eager", fullgraph=True)(torch.ones(2))
 
@@ -174,17 +174,17 @@ def test_every_cause_has_its_test() -> None:
     shown = {case.cause for case in BREAKS}
     elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
     elsewhere |= {"blocks of different kinds", "length after a graph break"}
-    assert shown | {"exception in the forward"} == {cause.name for cause in causes.BREAKS}
+    assert shown | {"exception in the forward"} == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
     elsewhere |= {"number that the forward is given", "gradient read in the forward"}
-    assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in causes.GUARDS}
+    assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in guards.GUARDS}
 
 
 @pytest.mark.parametrize("headline", ["Unsupported Tensor.item() call", "Something that nobody has met"])
 def test_a_break_in_a_librarys_own_code_is_told_as_the_librarys(headline: str) -> None:
     text = f"transformers/models/detr/modeling_detr.py:7 in forward: {headline}\n  code: x\n  library: transformers"
-    advice = causes.advice_on_break(text)
+    advice = breaks.advice_on_break(text)
     assert advice is not None
     assert advice.startswith("the line is in transformers, not in your code")
     assert ("keep the value a tensor" in advice) == ("item" in headline)
@@ -199,7 +199,7 @@ def test_a_break_in_a_librarys_own_code_is_told_as_the_librarys(headline: str) -
     ],
 )
 def test_weights_of_other_sizes_are_blocks_and_no_cache(source: str, cause: str) -> None:
-    found = causes.cause_of_guard(f"tensor '{source}' size mismatch at index 0. expected 8, actual 16")
+    found = guards.cause_of_guard(f"tensor '{source}' size mismatch at index 0. expected 8, actual 16")
     assert found is not None
     assert found.name == cause
 
@@ -207,7 +207,7 @@ def test_weights_of_other_sizes_are_blocks_and_no_cache(source: str, cause: str)
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:
     text = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
     rows = [
-        f"| {cause.name} | {cause.advice} |" for cause in (*causes.BREAKS, *causes.GUARDS, *causes.ERRORS, *causes.EXCEPTIONS)
+        f"| {cause.name} | {cause.advice} |" for cause in (*breaks.BREAKS, *guards.GUARDS, *errors.ERRORS, *errors.EXCEPTIONS)
     ]
     assert [row for row in rows if row not in text] == []
     assert text.count("\n| ") - 4 == len(set(rows)), "a row of a cause that is no more"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from compile_sweep.harness.diagnostics.device_use import copy_rate, count_work, kind_of_kernel, matrix_rate, time_by_kind
-from compile_sweep.schema.causes import why_not_faster
+from compile_sweep.schema.causes.slowness import why_not_faster
 
 CPU = torch.device("cpu")
 

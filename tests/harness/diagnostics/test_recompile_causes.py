@@ -22,7 +22,8 @@ from torch._inductor.decomposition import select_decomp_table
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
-from compile_sweep.schema import causes
+from compile_sweep.schema.causes.breaks import Cause
+from compile_sweep.schema.causes.guards import _NAMED, advice_on_limit, cause_of_guard, cause_of_series
 from compile_sweep.schema.recompiles import Recompile, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings
 
@@ -194,7 +195,7 @@ def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     found = run(case.before, dynamic=False)
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
     assert guards
-    assert {cause.name for guard in guards if (cause := causes.cause_of_guard(guard))} == {case.cause}, guards
+    assert {cause.name for guard in guards if (cause := cause_of_guard(guard))} == {case.cause}, guards
     after = run(case.after, dynamic=False)
     assert not after.recompile_reasons
 
@@ -270,9 +271,9 @@ def test_no_advice_is_to_change_in_place_what_the_forward_reads() -> None:
     if TORCH <= (2, 13):  # then the backward computes with the changed buffer, without an error
         pairs = zip(*(gradients(heated_in_place, is_compiled=is_compiled)[0] for is_compiled in (True, False)), strict=True)
         assert all((found - right).norm() > 0.01 * right.norm() for found, right in pairs)
-    told = {name: causes._NAMED[name].advice for name in ("module's counter", "global number", "Python number that changes")}
+    told = {name: _NAMED[name].advice for name in ("module's counter", "global number", "Python number that changes")}
     assert all("never change it in place in the forward that reads it" in advice for advice in told.values())
-    assert not [cause.name for cause in causes.GUARDS if "updated in place" in cause.advice]
+    assert not [cause.name for cause in _NAMED.values() if "updated in place" in cause.advice]
 
 
 def given(net: Net, x: Tensor, step: Any) -> Tensor:
@@ -307,7 +308,7 @@ def test_a_number_that_the_forward_is_given_is_mended_by_a_tensor(before: Any, a
     found = runs_with(before, range(1, 10), dynamic=dynamic)
     assert found.recompile_limit_hits
     series = fold_recompiles(found.recompile_reasons)
-    assert {cause.name for one in series if (cause := causes.cause_of_series(one))} == {"number that the forward is given"}
+    assert {cause.name for one in series if (cause := cause_of_series(one))} == {"number that the forward is given"}
     assert not runs_with(after, [torch.tensor([step]) for step in range(1, 10)], dynamic=dynamic).recompile_reasons
 
 
@@ -318,7 +319,7 @@ def test_a_tensor_without_dimensions_is_read_to_index_with_it() -> None:
 
 def test_a_number_that_the_forward_is_given_is_not_made_there_and_may_vary() -> None:
     (series,) = fold_recompiles(runs_with(given, range(10)).recompile_reasons)
-    assert (cause := causes.cause_of_series(series))
+    assert (cause := cause_of_series(series))
     assert (cause.name, "dynamic=auto lets" in cause.advice) == ("number that the forward is given", True)
 
 
@@ -413,7 +414,7 @@ def dropped(net: Net, x: Tensor) -> Tensor:
 def test_what_changes_around_the_model_has_its_cause_and_two_graphs(cause: str, around: Callable[[Net, int], Any]) -> None:
     found = run(dropped, around=around)
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
-    assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == [cause], guards
+    assert [one.name for guard in guards if (one := cause_of_guard(guard))] == [cause], guards
     assert found.graphs == 2
     assert is_clean(run(dropped))
 
@@ -436,8 +437,8 @@ def test_modules_that_are_added_are_a_cause_and_those_made_before_are_not() -> N
     assert is_clean(run(with_all_layers))
 
 
-def cause_of(recompile: str) -> causes.Cause | None:
-    return causes.cause_of_guard(Recompile.parse(recompile).guard)
+def cause_of(recompile: str) -> Cause | None:
+    return cause_of_guard(Recompile.parse(recompile).guard)
 
 
 def with_warm_up(net: Net, x: Tensor) -> Tensor:
@@ -481,10 +482,10 @@ def test_a_number_that_follows_the_sizes_of_the_batches_is_a_cache_that_grows_an
         for rows in (4, 6, 9, 5, 14, 30):
             compiled(torch.randn(rows, 8))
     (series,) = (one for one in fold_recompiles(found.recompile_reasons) if one.first.source == "self.count")
-    assert (cause := causes.cause_of_series(series))
+    assert (cause := cause_of_series(series))
     assert cause.name == "cache that grows"
     hit = f"{series.first.function} hit recompile_limit 5: self.count == 14"
-    assert "build it once in __init__" in causes.advice_on_limit(hit, found.recompile_reasons)
+    assert "build it once in __init__" in advice_on_limit(hit, found.recompile_reasons)
 
 
 def with_tuple(net: Net, x: Tensor) -> Tensor:
@@ -495,7 +496,7 @@ def with_tuple(net: Net, x: Tensor) -> Tensor:
 def test_what_held_nothing_at_first_and_then_grows_is_told_by_what_it_holds_later() -> None:
     (series,) = fold_recompiles(run(with_tuple).recompile_reasons)
     assert (series.first.guard, series.count) == ("net.last is None", 8)
-    assert (cause := causes.cause_of_series(series))
+    assert (cause := cause_of_series(series))
     assert cause.name == "list or dictionary that grows"
 
 
@@ -514,7 +515,7 @@ def with_features(net: Net, number: int) -> Iterator[None]:
 
 def test_a_dictionary_that_only_the_first_forward_fills_does_not_grow() -> None:
     (series,) = fold_recompiles(run(with_dictionary_filled_once, around=with_features).recompile_reasons)
-    assert (cause := causes.cause_of_series(series))
+    assert (cause := cause_of_series(series))
     assert cause.name == "made in the first forward"
 
 
@@ -546,10 +547,10 @@ def with_choice(net: Net, x: Tensor) -> Tensor:
 def test_what_a_break_returned_has_the_cause_of_the_break(forward: Any, cause: str) -> None:
     random.seed(0)
     found = run(forward, dynamic=False)
-    told = [causes.cause_of_series(one, found.graph_break_reasons) for one in fold_recompiles(found.recompile_reasons)]
+    told = [cause_of_series(one, found.graph_break_reasons) for one in fold_recompiles(found.recompile_reasons)]
     assert {one.name for one in told if one} == {cause}, found.recompile_reasons
     for hit in found.recompile_limit_hits:
-        advice = causes.advice_on_limit(hit, found.recompile_reasons, found.graph_break_reasons)
+        advice = advice_on_limit(hit, found.recompile_reasons, found.graph_break_reasons)
         assert "tensor" not in advice or "draw with torch" in advice
 
 
@@ -562,7 +563,7 @@ def frozen_at_first(net: Net, number: int) -> Iterator[None]:
 def test_layers_that_are_unfrozen_late_take_one_graph_more() -> None:
     found = run(dropped, around=frozen_at_first)
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
-    assert [one.name for guard in guards if (one := causes.cause_of_guard(guard))] == ["frozen and trained parameters"], guards
+    assert [one.name for guard in guards if (one := cause_of_guard(guard))] == ["frozen and trained parameters"], guards
     assert is_clean(found)
 
 
@@ -639,5 +640,5 @@ def trained_with(rate: Any) -> Diagnostics:
 
 def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
     guards = [text.partition("): ")[2] for text in trained_with(0.1).recompile_reasons]
-    assert "learning rate" in {cause.name for guard in guards if (cause := causes.cause_of_guard(guard))}, guards
+    assert "learning rate" in {cause.name for guard in guards if (cause := cause_of_guard(guard))}, guards
     assert not trained_with(torch.tensor(0.1)).recompile_reasons

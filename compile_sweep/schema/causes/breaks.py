@@ -1,0 +1,367 @@
+"""Why a graph breaks or a part runs eagerly, by torch's words for it, and what helps.
+
+Background: torch reports a graph break as a headline, which names the kind of break, and an explanation, which says what code it
+met. Records keep both as text (`torch_logs.py`). The headline is structured. Of the explanation, only names that torch inserts
+are matched, never the hints, which are boilerplate, nor the user's own line. The first matching cause counts, so the most
+specific ones come first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause, what helps, and the patterns that it is recognized by."""
+
+    name: str
+    advice: str
+    headline: str = ""
+    """Pattern of torch's headline of a graph break."""
+    explanation: str = ""
+    """Pattern of the explanation below torch's headline."""
+    inside: str = ""
+    """Pattern of the place in torch or another library that the user's line led to."""
+    needs_all: bool = False
+    """Whether all of a break's patterns must match, not just one."""
+    guard: str = ""
+    """Pattern of a failed guard, matched from its beginning."""
+    error: str = ""
+    """Pattern of an error's text."""
+
+
+_OWN_GENERATOR = (
+    "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and pass the result in, or draw from "
+    "torch's default generator after torch.manual_seed"
+)
+
+NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
+
+FAKE = (
+    "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "
+    "on a function that returns an empty tensor of the right shape and dtype"
+)
+
+BREAKS = (
+    Cause(
+        "explicit break", "the code asks for this break: remove the call", headline=r"Call to `torch\._dynamo\.graph_break\(\)`"
+    ),
+    Cause(
+        "disabled function",
+        "this code is excluded from compiling: remove the decorator torch.compiler.disable, or move the call out of the forward",
+        headline=r"torch\.compiler\.disable|skip_frame",
+    ),
+    Cause(
+        "seed set in the forward",
+        "seed, save and restore random state before the step, outside compiled code",
+        explanation=r"function `(manual_seed|seed|get_rng_state|set_rng_state|fork_rng|Random\.seed)`|`random\.seed|\(fork_rng\)",
+    ),
+    Cause(
+        "Python's or numpy's random numbers",
+        "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
+        "instead of `if`; or draw before the forward and pass the result in as a tensor; pick one of several modules outside "
+        "compiled code",
+        explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
+        r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
+        r"|\(random_value\)",
+    ),
+    Cause("numpy and scipy", NUMPY, explanation=r"\(numpy\."),
+    Cause(
+        "causal mask",
+        "pass is_causal=True beside the mask, self.encoder(x, mask, is_causal=True); otherwise torch.nn compares the mask's "
+        "values to find out",
+        headline=r"Tensor\.item\(\)|[Dd]ata.dependent",
+        inside=r"torch/nn/modules/transformer\.py",
+        needs_all=True,
+    ),
+    Cause(
+        "value of a tensor",
+        "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and "
+        "not in the forward",
+        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
+        explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'",
+    ),
+    Cause(
+        "data-dependent branch",
+        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; a "
+        "check that only raises an error belongs after the step, or in torch._assert_async(condition)",
+        headline=r"[Dd]ata-dependent (branch|jump)",
+    ),
+    Cause(
+        "number of classes",
+        "pass the number of classes, one_hot(labels, num_classes=10); otherwise torch looks for the largest label",
+        headline=r"one_hot` with data-dependent",
+    ),
+    Cause(
+        "CTC loss",
+        "torch.compile cannot trace the CTC loss: the rest is compiled all the same; scope=modular compiles the model alone, "
+        "without a break",
+        explanation=r"`aten\._ctc_loss",
+    ),
+    Cause(
+        "output of unknown size",
+        "the number of rows depends on the data: keep all rows and weight them by a mask, out + mask[:, None] * value, or set "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+        headline=r"[Dd]ynamic shape operator|data-dependent output shape",
+    ),
+    Cause(
+        "own random generator",
+        _OWN_GENERATOR,
+        headline=r"convert args/kwargs to proxy",
+        explanation=r"\bGenerator\b",
+        needs_all=True,
+    ),
+    Cause("own random generator", _OWN_GENERATOR, headline=r"torch\.Generator method|opaque object was created"),
+    Cause(
+        "function handed to torch.autograd.functional",
+        "use its counterpart in torch.func, which can be compiled: torch.func.jacrev, hessian, vjp or jvp",
+        headline=r"convert args/kwargs to proxy",
+        explanation=r"UserFunctionVariable|LambdaVariable|NNModuleVariable",
+        needs_all=True,
+    ),
+    Cause(
+        "tensor subclass",
+        "torch.compile can only pass plain tensors to an operator, or subclasses that define __tensor_flatten__ and "
+        "__tensor_unflatten__ and are created before the step",
+        headline=r"convert args/kwargs to proxy",
+        explanation=r"_make_wrapper_subclass",
+    ),
+    Cause(
+        "print, logging and warnings",
+        "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
+        headline=r"logging\.Logger|repr\(\) on tensor|BUILD_STRING",
+        explanation=r"builtin operator `(print`|(str|repr|format)` .*'Tensor')|`_?warnings\.|Logging\w*Variable"
+        r"|method `(write|flush)`",
+    ),
+    Cause(
+        "progress bar",
+        "loop over the modules themselves, `for layer in self.layers`, and keep progress bars around whole steps",
+        explanation=r"function `(tqdm\.|.*` in file `tqdm/)",
+    ),
+    Cause(
+        "checkpoints of a sequence",
+        "call torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False) for each part, which can be compiled",
+        explanation=r"function `checkpoint_sequential`",
+    ),
+    Cause(
+        "file, clock or system call",
+        "read files and clocks and call the operating system outside the forward, and pass in what it needs",
+        explanation=r"builtin operator `open`|builtin `(time|posix|nt|_socket|resource|gc)\.|method `(now|utcnow|today)`"
+        r"|`torch/serialization\.py`",
+        headline=r"Call to a time function",
+    ),
+    Cause(
+        "setting of torch",
+        "set torch's global settings once, before the first step",
+        explanation=r"builtin `torch\.set_\w+|function `set_detect_anomaly|detect_anomaly",
+    ),
+    Cause(
+        "parameter made in the forward",
+        "create parameters and modules in __init__; if a library creates them in the first forward, run one forward before "
+        "compiling",
+        headline=r"torch\.nn\.Parameter\(\)` constructor",
+    ),
+    Cause(
+        "gradient taken in the forward",
+        "set torch._dynamo.config.trace_autograd_ops = True, or leave the code that takes the gradient eager and compile the "
+        "modules it calls; a second derivative through compiled code is not possible",
+        headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
+    ),
+    Cause(
+        "requires_grad_() in the forward",
+        "call requires_grad_() on the tensor before the forward, outside compiled code; torch.func.stack_module_state, which "
+        "does so, belongs there, too",
+        headline=r"Tensor\.requires_grad_\(\)|setattr\(\) on Tensor\.requires_grad|requires_grad_\(\) intermediate",
+    ),
+    Cause(
+        "sparse tensor",
+        "torch.compile does not support sparse tensors: leave their module eager, or compute with dense tensors, for example "
+        "with index_add",
+        headline=r"sparse Tensor",
+        explanation=r"`[^`]*\bsparse_\w+_tensor",
+    ),
+    Cause(
+        "nested tensor",
+        "torch.compile cannot create nested tensors: pass in padded batches and a mask, or create them before the step with "
+        "layout=torch.jagged",
+        explanation=r"\(aten\._?nested\w+|strided NestedTensor",
+    ),
+    Cause(
+        "class made in the forward",
+        "torch.compile does not support class statements: define the class outside the forward",
+        headline=r"__build_class__",
+    ),
+    Cause(
+        "identity of an object",
+        "id() and hash() of a tensor or a list are not known while compiling: use a name or a number as the key",
+        headline=r"FakeIdVariable",
+    ),
+    Cause(
+        "retain_grad() in the forward",
+        "gradients inside a graph are not kept: return the tensor from the forward, and call retain_grad() on it there",
+        headline=r"retain_grad\(\)",
+    ),
+    Cause("operator without a fake implementation", FAKE, headline=r"does not support running with fake tensors"),
+    Cause(
+        "value that is not a tensor",
+        "this call returns something other than a tensor, which a graph cannot hold: make the call outside the forward, and "
+        "pass in its result",
+        headline=r"op returned non-Tensor",
+    ),
+    Cause(
+        "recurrent layer",
+        "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
+        "(torch._dynamo.config.allow_rnn = True), or leave the layer eager and compile the modules around it",
+        headline=r"wrap RNN, GRU, or LSTM",
+        explanation=r"does not support RNN, GRU, or LSTM",
+    ),
+    Cause(
+        "packed sequences",
+        "torch.compile does not support packed sequences: give the layer padded batches and a mask, or leave it eager",
+        explanation=r"`torch/nn/utils/rnn\.py`",
+    ),
+    Cause(
+        "TorchScript module",
+        "torch.compile cannot look into modules made by torch.jit.script or trace: use the plain module that they were made of",
+        headline=r"torch\.jit\.",
+        explanation=r"_CachedForward\.",
+    ),
+    Cause(
+        "copy of a tensor by Python",
+        "use x.clone(), which can be compiled, instead of copy.deepcopy(x); copy modules before the step",
+        headline=r"copy\.deepcopy",
+    ),
+    Cause(
+        "hooks",
+        "register hooks once, before compiling and not in the forward, or do their work in the forward itself",
+        headline=r"\b[Hh]ooks?\b|BackwardHook|RemovableHandle|setattr\(\) on unsupported type",
+    ),
+    Cause(
+        "custom autograd.Function",
+        "write the Function's forward and backward with torch operators only, or make it an operator with "
+        "torch.library.custom_op and register_autograd",
+        headline=r"autograd\.Function",
+        explanation=r"of class `\w+Backward`",
+    ),
+    Cause(
+        "context manager",
+        "enter the context outside compiled code; a break inside a `with` also leaves the whole function uncompiled, so fix that "
+        "one first",
+        headline=r"[Cc]ontext ?manager|ContextWrapping",
+        explanation=r"function `(save_on_cpu|saved_tensors_hooks)\.",
+    ),
+    Cause(
+        "break in a loop",
+        "a break inside a loop leaves the whole function uncompiled: fix the break inside the loop first",
+        headline=r"graph break in loop",
+    ),
+    Cause(
+        "side effect in a checkpoint",
+        "what torch.utils.checkpoint or a transform of torch.func calls may not change attributes or lists of the model, or the "
+        "whole function runs eagerly: count and collect before or after the call",
+        headline=r"HOP: .*side effect",
+    ),
+    Cause(
+        "set of tensors",
+        "torch.compile cannot trace sets of tensors: use a list, or a set of names",
+        headline=r"set with tensors",
+    ),
+    Cause(
+        "memory of a tensor",
+        "give the tensor its size when it is made, x.new_empty(size), and share or resize its memory outside compiled code",
+        headline=r"Tensor\.resize_\(\)|Tensor\.set_\(\)",
+        explanation=r"method `share_memory_`",
+    ),
+    Cause(
+        "exception in the forward",
+        "the forward raises an exception here: fix that if it does so without torch.compile, too; if its caller catches it, "
+        "catch it in the forward, or leave this call eager",
+        headline=r"Observed exception",
+    ),
+    Cause(
+        "numpy and scipy",
+        NUMPY,
+        headline=r"numpy function unsupported|ndarray attribute",
+        explanation=r"`[^`]*\b(numpy|scipy)[./]|of class `ufunc`",
+    ),
+    Cause(
+        "operator of another library",
+        "torch.compile cannot see into this call: move it out of the forward, use torch's own operator, or wrap it with "
+        "torch.library.custom_op",
+        headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind|no traceable __call__",
+    ),
+    Cause(
+        "untraceable builtin",
+        "torch.compile cannot trace this builtin: call it outside the forward, or write it with torch operators",
+        headline=r"builtin operator|arguments for itertools|python_type\(\) call",
+    ),
+)
+"""Causes of graph breaks."""
+
+_OPTIMIZERS = "torch itself breaks the graph before every optimizer step; nothing to do"
+_DDPS = "DistributedDataParallel does this outside the model; nothing to do"
+NOTHING_TO_DO = (_OPTIMIZERS, _DDPS)
+"""Advice on breaks that torch itself makes around the model."""
+
+_FSDP2S = (
+    "torch never compiles FSDP2's hooks, so that a model with sharded parts is never one graph: use scope=regional, which "
+    "compiles its blocks inside their hooks"
+)
+
+
+def cause_of_break(text: str) -> Cause | None:
+    """Returns the cause of a graph break as records hold it: `place: headline`, then lines that start with their kind."""
+    head, *rest = text.splitlines()
+    said = {
+        kind: line.strip()
+        for line in reversed(rest)
+        for kind in ("explanation", "inside")
+        if line.strip().startswith(f"{kind}: ")
+    }
+    said["headline"] = head.partition(": ")[2] or head
+    for cause in BREAKS:
+        patterns = [(kind, pattern) for kind in ("headline", "explanation", "inside") if (pattern := getattr(cause, kind))]
+        if (all if cause.needs_all else any)(re.search(pattern, said.get(kind, "")) for kind, pattern in patterns):
+            return cause
+    return None
+
+
+def advice_on_break(text: str) -> str | None:
+    """Returns what helps against a graph break."""
+    head = text.partition("\n")[0]
+    if head.startswith("torch/optim/optimizer.py"):
+        return _OPTIMIZERS
+    if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
+        return _DDPS
+    if " of FSDP" in head and "`disable`" in text:  # the class of a module that fully_shard() has sharded begins like that
+        return _FSDP2S
+    cause = cause_of_break(text)
+    if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
+        return cause.advice if cause else None
+    theirs = f"the line is in {library[1]}, not in your code: accept the break, or compile around it with scope=regional"
+    return f"{theirs}; what would help: {cause.advice}" if cause else theirs
+
+
+def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
+    """Returns what helps against something that runs eagerly.
+
+    Args:
+        text: The finding.
+        breaks: Graph breaks of the same run: a break at the same line says more than the fallback itself.
+    """
+    place = text.rpartition(", at ")[2] if ", at " in text else None
+    there = [one for one in breaks if place is not None and one.startswith((f"{place} ", f"{place}:"))]
+    if advice := next(filter(None, map(advice_on_break, there)), None):
+        return advice
+    return next((advice for pattern, advice in _FALLBACKS if re.search(pattern, text)), None)
+
+
+_FALLBACKS = (
+    (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),
+    (r"meant to be compiled", "its forward is never called, or not through the module: call the module itself, not its parts"),
+    (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then fix it"),
+    (r"would not convert", "remove the graph break it names; the rest of the function is then compiled"),
+)

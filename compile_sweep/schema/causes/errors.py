@@ -1,0 +1,97 @@
+"""Why the compiler or a compiled step raises an error, or skips CUDA graphs, and what helps."""
+
+from __future__ import annotations
+
+import re
+
+from compile_sweep.schema.causes.breaks import FAKE, NUMPY, Cause
+
+GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
+"""In the error of a tensor in memory that a CUDA graph has used again."""
+
+REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
+
+ERRORS = (
+    Cause(
+        "double backward",
+        "a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager, "
+        "or take its first derivative inside the compiled function, with torch.func.grad; if no second derivative is meant, use "
+        "backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off",
+        error=r"does not currently support double backward|donated buffers",
+    ),
+    Cause(
+        "marked length that the code fixes",
+        "dynamic=mark insists that a length varies, but this code fixes it, often where it meets a tensor from before a "
+        "graph break: use dynamic=auto, or fix the break",
+        error=r"You marked .* as dynamic but your code specialized it|Constraints violated",
+    ),
+    Cause("complex numbers", f"{REAL_PAIRS}, or leave that module eager", error=r"[Cc]omplex|ComplexFloat|ComplexHalf"),
+    Cause(
+        "memory of a CUDA graph",
+        "a CUDA graph overwrites what it returned when it runs again: clone what a later step reads, such as "
+        "losses.append(loss.detach().clone()), or leave CUDA graphs off; compiled blocks that run again in the backward "
+        "pass, as with checkpointing, need scope=full or no CUDA graphs",
+        error=GRAPHS_MEMORY,
+    ),
+    Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
+    Cause(
+        "changed in place before the backward",
+        "compiled code keeps other tensors for its backward than eager: assign a new tensor in place of x.mul_() or "
+        "x.copy_(), or change it after the backward",
+        error=r"needed for gradient computation has been modified by an inplace operation",
+    ),
+    Cause(
+        "operator that fails",
+        "an operator refuses these tensors: if the forward catches its exception, decide by shapes or dtypes instead, "
+        "because compiled code cannot; otherwise fix the call, which fails without torch.compile, too",
+        error=r"when making fake tensor call|Dynamo failed to run FX node with fake tensors",
+    ),
+    Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph"),
+)
+"""Causes of compiler errors."""
+
+EXCEPTIONS = (
+    Cause(
+        "schedule that ends",
+        "the learning rate's schedule has fewer steps than a trial makes, which warms up, times and compares: give it the "
+        "number of steps of a whole training run",
+        error=r"Tried to step \d+ times\. The specified number of total steps",
+    ),
+    Cause(
+        "numpy computed by torch",
+        f"torch.compile replaces numpy's functions by its own, some of which return arrays of another shape: {NUMPY}",
+        error=r"only 0-dimensional arrays can be converted",
+    ),
+)
+"""Causes of other exceptions that a trial may raise."""
+
+MEMORY_ADVICE = (
+    "use a smaller batch, scope=regional or mode=default, or turn off CUDA graphs, which keep a memory pool of their own"
+)
+
+_SKIPS = (
+    (
+        r"mutated inputs|input mutation",
+        "do not change an input in place: work on a clone, or make it a buffer of the model that the forward only writes to",
+    ),
+    (r"cpu (device|ops)", "move that tensor to the GPU before the forward, or leave CUDA graphs off"),
+    (r"multiple devices", "keep the whole step on one GPU, or leave CUDA graphs off"),
+    (r"re-?recording", "memory moves between steps: keep gradients in place (static_gradients=on), or leave CUDA graphs off"),
+    (r"dynamic shape|symint", "use dynamic=static or buckets, which have fixed sizes, or leave CUDA graphs off"),
+    (r"", "leave CUDA graphs off (mode=default), or compile less at once (scope=regional) to see which part they fail in"),
+)
+
+
+def advice_on_cudagraph_skip(text: str) -> str:
+    """Returns what helps against skipped CUDA graphs."""
+    return next(advice for pattern, advice in _SKIPS if re.search(pattern, text))
+
+
+def advice_on_error(text: str) -> str | None:
+    """Returns what helps against a compiler error."""
+    return next((cause.advice for cause in ERRORS if re.search(cause.error, text)), None)
+
+
+def advice_on_exception(text: str) -> str | None:
+    """Returns what helps against an exception that the compiler did not raise."""
+    return next((cause.advice for cause in EXCEPTIONS if re.search(cause.error, text)), None)

@@ -1,0 +1,268 @@
+"""Why something is recompiled again and again, by the guard that failed, and what helps.
+
+Background: torch reports a failed guard as the expression that no longer holds. The first matching cause counts, so the most
+specific ones come first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from compile_sweep.schema.causes.breaks import Cause, cause_of_break
+from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_recompiles
+
+_NEVER_IN_PLACE = (
+    "never change it in place in the forward that reads it, which in torch 2.13 can give wrong gradients without an error"
+)
+_IN_A_BUFFER = (
+    "keep it in a buffer, self.register_buffer('steps', torch.zeros(())), and change that after the backward or assign a new "
+    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}"
+)
+
+_MADE_AT_FIRST = (
+    "what the first forward creates needs a graph of its own: create it in __init__, or run one forward before compiling"
+)
+
+GUARDS = (
+    Cause(
+        "learning rate",
+        "the learning rate is a Python number that the optimizer's graph was compiled for: make it a tensor, "
+        "lr=torch.tensor(1e-3), or use a fused or foreach optimizer, which is not compiled",
+        guard=r"\S*param_groups.*\['lr'\]",
+    ),
+    Cause(
+        "hooks that are added",
+        "hooks are added during training: register them once, before compiling and not in the forward",
+        guard=r"len\(\S*_hooks",
+    ),
+    Cause(
+        "value read from a tensor",
+        "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
+        "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
+        guard=r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) ",
+    ),
+    Cause(
+        "length after a graph break",
+        "a tensor that comes out of a graph break is not marked as dynamic, so its first length takes a graph of its own: fix "
+        "the break at this line",
+        guard=r"tensor '___stack\d+\S*' size mismatch at index [1-9]",
+    ),
+    Cause(
+        "output of unknown size",
+        "the number of rows at this line depends on the data: keep all rows and weight them by a mask",
+        guard=r"tensor '___stack\d+.*size mismatch",
+    ),
+    Cause(
+        "train and eval mode",
+        "the module runs both in training and in evaluation mode, and each mode needs its own graph",
+        guard=r"\S+\.training ==",
+    ),
+    Cause(
+        "gradients switched on and off",
+        "it runs both with and without gradients, and each needs its own graph: put what needs no gradients in a module of "
+        "its own",
+        guard=r"GLOBAL_STATE changed: .*grad_mode",
+    ),
+    Cause(
+        "autocast switched on and off",
+        "it runs under more than one autocast setting: use the same one in every step",
+        guard=r"GLOBAL_STATE changed: .*autocast",
+    ),
+    Cause(
+        "global setting of torch",
+        "a global setting of torch changed (gradients, autocast, determinism): run every step under the same settings",
+        guard=r".*GLOBAL_STATE",
+    ),
+    Cause(
+        "frozen and trained parameters",
+        "tensors with and without requires_grad need separate graphs: accept one more if layers are unfrozen once, or keep it "
+        "the same in every step; if equal blocks share a graph and only the first one's input has no requires_grad, call "
+        "requires_grad_() on it",
+        guard=r"tensor '.+?' requires_grad mismatch",
+    ),
+    Cause(
+        "modules that are added",
+        "modules are added during training: create them in __init__, before compiling",
+        guard=r"len\(\S*\._modules\)",
+    ),
+    Cause(
+        "gradient read in the forward",
+        "parameters have no gradient in the first step or after zero_grad(), and each case takes a graph: read, clip and clear "
+        "gradients after the backward, outside compiled code, or accept one graph more",
+        guard=r"\S+\.grad is (not )?None",
+    ),
+    Cause("made in the first forward", _MADE_AT_FIRST, guard=r"not hasattr\("),
+    Cause(
+        "list or dictionary that grows",
+        "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, and keys the same in every "
+        "step, or write it to a buffer of fixed size that the forward does not read",
+        guard=r"len\(|not |KeyError|\S+ == (set\(\)|\{)|list\(dict\.keys\(",
+    ),
+    Cause(
+        "dropout that changes",
+        "torch.compile treats dropout's probability as a constant: write dropout out with a tensor, x * (torch.rand_like(x) "
+        ">= self.p) / (1 - self.p), where self.p is a buffer that is changed after the backward",
+        guard=r".*drop\w*\.p\b.* == |\S+\.p == 0?\.\d",
+    ),
+    Cause(
+        "blocks of different sizes",
+        "blocks of one class have weights of different sizes, which takes a graph for each size: accept one for each, or use "
+        "scope=full",
+        guard=r"tensor '(self|fn)\S*\.(weight|bias|running_mean|running_var)' size mismatch",
+    ),
+    Cause(
+        "cache that grows",
+        "the module's cache grows with the batches: build it once in __init__, at its largest size, and slice it in the "
+        "forward, self.table[:length]",
+        guard=r"tensor 'self\S*' size mismatch",
+    ),
+    Cause(
+        "global number",
+        "a global Python number changes from step to step, and each of its values needs its own graph: change it outside "
+        f"compiled code and pass it in as a tensor, or {_IN_A_BUFFER}",
+        guard=r"G\[\S+ == -?\d",
+    ),
+    Cause(
+        "number that the forward is given",
+        "each value of this Python number takes a graph: hand it in as a tensor, torch.tensor(step); to pick one of several "
+        "tensors, stack them and index with a tensor of one element, torch.stack(tables)[torch.tensor([step])]; pick one of "
+        "several modules outside compiled code; dynamic=auto lets a number vary that selects nothing",
+        guard=r"[A-Za-z]\w*(\[('\w+'|\d+)\])* == -?\d",
+    ),
+    Cause(
+        "setting of a torch.nn module",
+        "modules of torch.nn take this as a number, and each of its values takes a graph: change it rarely, such as once an "
+        "epoch, with a recompile_limit above the number of its values",
+        guard=r"\S+\.(momentum|eps|label_smoothing|negative_slope) == ",
+    ),
+    Cause(
+        "metric in the forward",
+        "torchmetrics counts its updates in a Python integer: update metrics after the step, outside compiled code",
+        guard=r"\S*_update_count == ",
+    ),
+    Cause(
+        "module's counter",
+        f"a Python integer changes: {_IN_A_BUFFER}; or let it vary, also where it begins a slice, with "
+        "dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; "
+        "if it selects a branch or a module, select it outside compiled code",
+        guard=r"\S+ == -?\d+(?![\d.])",
+    ),
+    Cause(
+        "Python number that changes",
+        f"a Python number changes from step to step: hand it in as a tensor, or {_IN_A_BUFFER}",
+        guard=r".* == -?\d|___normalize_count_iter",
+    ),
+    Cause(
+        "number that crosses a limit",
+        "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
+        "steps, so time both sides separately, or compare outside compiled code",
+        guard=r"(?!.*\.size\(\)\[)(\S+|\(.+\)) (<=|<|>=|>|!=) -?\d",
+    ),
+    Cause("made in the first forward", _MADE_AT_FIRST, guard=r"\S+ is None"),
+    Cause(
+        "Python value that changes",
+        "each of its values needs a graph of its own: a few are fine; if there are many, decide outside compiled code, or "
+        "make it a tensor; leave texts that nothing is computed from, such as names of files, out of the forward",
+        guard=r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
+    ),
+    Cause(
+        "identity of an object",
+        "its graph was compiled for an object that no longer exists: do not use id() in the forward, and keep the objects it "
+        "reads alive",
+        guard=r"Cache line invalidated because",
+    ),
+    Cause(
+        "blocks of different kinds",
+        "modules of torch.nn that are compiled apart share their graphs, and each kind takes a graph of its own: accept one for "
+        "each, with a recompile_limit above their number",
+        guard=r"___check_\w+\(fn\.",
+    ),
+    Cause(
+        "another object",
+        "the object it was compiled for was replaced by another: keep modules and functions the same in every step",
+        guard=r"___check_|\S+ is \S+",
+    ),
+)
+"""Causes of recompiles, except varying sizes of inputs."""
+
+_NAMED = {cause.name: cause for cause in GUARDS}
+
+
+def cause_of_guard(guard: str) -> Cause | None:
+    """Returns the cause of a recompile, given the failed guard; None for sizes of inputs and properties of tensors."""
+    expression = guard.partition(" # ")[0]
+    return next((cause for cause in GUARDS if re.match(cause.guard, expression)), None)
+
+
+def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = ()) -> Cause | None:
+    """Returns the cause of one source's recompiles, from the guard and the sequence of its values.
+
+    Args:
+        series: The recompiles.
+        breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
+    """
+    if (behind := _cause_of_break_before(series.first, breaks)) is not None:
+        return behind
+    cause = cause_of_guard(series.first.guard)
+    if cause is not None and cause.name == "list or dictionary that grows" and (series.count, series.values) == (1, ["0"]):
+        return _NAMED["made in the first forward"]
+    if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
+        return _cause_of_values(series.values[1:])
+    if cause is None or cause.name != "module's counter":
+        return cause
+    numbers = [int(value) for value in series.values]
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(steps) > 1 and min(steps) > 0:
+        return _NAMED["cache that grows"]
+    if series.count == 1 and numbers[0] in (0, -1):
+        return _NAMED["made in the first forward"]
+    return cause
+
+
+def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | None:
+    """Returns the cause of the break that returned a guarded value; None if that was a value read from a tensor, or no break."""
+    after = re.search(r" from line (\d+) on \((.+):\d+\)$", first.function)
+    guarded = re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
+    if after is None or guarded is None:
+        return None
+    at = next((text for text in breaks if text.startswith(f"{after[2]}:{after[1]} ")), "")
+    assigns = re.search(rf"^  code: (.*[ ;])?{guarded[1]} = ", at, re.MULTILINE)
+    cause = cause_of_break(at) if at and (guarded[1].startswith("___") or assigns) else None
+    return None if cause is None or cause.name in ("value of a tensor", "output of unknown size") else cause
+
+
+def _cause_of_values(values: Sequence[str]) -> Cause | None:
+    """Returns the cause of recompiles for something that was None at first, from its later values."""
+    if len(values) > 1 and all(value.startswith(("(", "[", "{")) for value in values):
+        return _NAMED["list or dictionary that grows"]
+    return cause_of_guard(f"value == {values[0]}")
+
+
+def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
+    """Returns what helps against a recompile limit that was hit.
+
+    Args:
+        hit: The finding as records hold it, `function hit recompile_limit 8: guard`.
+        recompiles: Recompiles of the same run.
+        breaks: Graph breaks of the same run.
+    """
+    where, _, rest = hit.partition(" hit ")
+    last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
+    told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
+    if cause := cause_of_series(told, breaks):
+        return named_advice(cause, told.first.source)
+    if "size" in last.guard or not last.guard:
+        of_data = (
+            "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
+            "weight them by a mask"
+        )
+        return f"use fewer lengths, dynamic=mark, or a higher recompile_limit; {of_data}"
+    return "keep what the guard names the same in every step"
+
+
+def named_advice(cause: Cause, source: str) -> str:
+    """Returns the advice on a guard, with the attribute's own name in the code that it shows."""
+    attribute = source.rpartition(".")[2]
+    return re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice) if attribute.isidentifier() else cause.advice
