@@ -2,8 +2,9 @@
 
 Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`, which may hold an embedding and a head
 beside them, or of a `ModuleDict` whose members are equal) that are all of one class. If they differ in size and contain equal
-blocks, like the stages of a vision model, the blocks are the inner ones. A dimension of a batch changes if its size differs
-between batches; a dimension of an inner module's argument, if it differs between two runs.
+blocks, like the stages of a vision model, the blocks are the inner ones. A model without such lists may have three or more equal
+layers of its own class, which hold weights and no modules. A dimension of a batch changes if its size differs between batches; a
+dimension of an inner module's argument, if it differs between two runs.
 """
 
 from __future__ import annotations
@@ -32,14 +33,35 @@ _PER_REGION = 1 / 8
 for GPT-2, 1.7 for ResNet-50 (H100) and 0.3 for captioning (H200; docs/results.md).
 """
 
+_FEWEST_LAYERS = 3
+"""Equal layers without modules in them that count as blocks; fewer are rather an input and an output layer."""
+
 Dims = dict[str, tuple[int, ...]]
 """Dimensions by tensor name; `pair.0` is the first tensor in the list, tuple or dictionary `pair`."""
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
     """Returns the dotted names of the model's repeated blocks, none of which contains another."""
-    lists = list(_blocks(model, nn.ModuleList, ""))
-    return lists or list(_blocks(model, nn.Sequential, "")) or list(_blocks(model, nn.ModuleDict, ""))
+    found = (list(_blocks(model, kind, "")) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict))
+    return next(filter(None, found), None) or _own_layers(model)
+
+
+def _own_layers(model: nn.Module) -> list[str]:
+    """Returns the layers of classes that are not torch's, of which a container holds three or more that are equal."""
+    alike: dict[Any, list[str]] = {}
+    for name, container in model.named_modules():
+        if isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            for key, layer in container.named_children():
+                if _is_own_layer(layer):
+                    kind = (name, type(layer), tuple(parameter.shape for parameter in layer.parameters()))
+                    alike.setdefault(kind, []).append(f"{name}.{key}" if name else key)
+    return [name for names in alike.values() if len(names) >= _FEWEST_LAYERS for name in names]
+
+
+def _is_own_layer(module: nn.Module) -> bool:
+    """Tells whether a module without modules in it has a forward that is not torch's, and a weight of two dimensions or more."""
+    is_own = not any(module.children()) and not type(module).forward.__module__.startswith("torch.")
+    return is_own and any(parameter.dim() > 1 for parameter in module.parameters())
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
@@ -362,7 +384,7 @@ def _argument_shapes(
 
 
 def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tensor]) -> list[str]:
-    """Finds the outermost modules with modules in them that one run of the model calls more than once.
+    """Finds the outermost modules, with modules in them or of a class of the user's own, that one run calls repeatedly.
 
     Args:
         model: Takes a batch's tensors by name.
@@ -372,14 +394,16 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
     called: dict[str, int] = {}
     with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name, module in model.get_submodule(inside).named_modules(prefix=inside):
-            if name != inside and any(module.children()) and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            is_block = any(module.children()) or _is_own_layer(module)
+            if name != inside and is_block and not isinstance(module, nn.ModuleList | nn.ModuleDict):
 
                 def count(module: nn.Module, args: Any, name: str = name) -> None:
                     called[name] = called.get(name, 0) + 1
 
                 undo.callback(module.register_forward_pre_hook(count).remove)
         _run_on_shapes(model, batch, before_again=called.clear)
-    often = [name for name, calls in called.items() if calls > 1]
+    fewest = {name: 2 if any(model.get_submodule(name).children()) else _FEWEST_LAYERS for name in called}
+    often = [name for name, calls in called.items() if calls >= fewest[name]]
     return [name for name in often if not any(name.startswith(f"{other}.") for other in often)]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.harness.measure import Protocol
 from compile_sweep.harness.prepare import prepare
@@ -26,6 +27,17 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + self.linear(hidden).relu()
+
+
+class Scale(nn.Module):
+    """A layer of an own class, which holds a weight and no modules."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (hidden @ self.weight).relu()
 
 
 class Stack(nn.Module):
@@ -58,5 +70,5 @@ def made(batch_fn: Callable[[int], Any] | None = None, **told: Any) -> ModelWork
     return workload
 
 
-def measured(workload: ModelWorkload, spelled: str) -> Measurement:
+def measured(workload: Workload, spelled: str) -> Measurement:
     return measure(prepare(workload, CompileSettings.parse(spelled), CPU), protocol=SHORT)

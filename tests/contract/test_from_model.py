@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from stacks import CPU, SHORT, Layer, Stack, loss_of, made, measured, rows_of
+from stacks import CPU, SHORT, Layer, Scale, Stack, loss_of, made, measured, rows_of
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
@@ -17,6 +18,7 @@ from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToLongest, PadToMax
+from compile_sweep.script.discover import Target
 
 EXAMPLES = "examples.bring_your_own"
 
@@ -38,6 +40,47 @@ def test_blocks_are_members_of_lists_of_one_class_and_no_lone_layers() -> None:
     assert repeated_blocks(nn.ModuleDict({"layers": numbered})) == ["layers.0", "layers.1"]
     heads = nn.ModuleDict({str(classes): nn.Sequential(nn.Linear(4, classes)) for classes in (3, 5)})
     assert repeated_blocks(nn.ModuleDict({"heads": heads})) == []
+
+
+def test_equal_layers_of_an_own_class_are_blocks_where_there_are_no_others() -> None:
+    def layers(*widths: int) -> nn.ModuleList:
+        return nn.ModuleList(Scale(width) for width in widths)
+
+    assert repeated_blocks(nn.ModuleDict({"layers": layers(4, 4, 4)})) == ["layers.0", "layers.1", "layers.2"]
+    assert repeated_blocks(nn.ModuleDict({"layers": layers(2, 4, 4, 4, 9)})) == ["layers.1", "layers.2", "layers.3"]
+    assert repeated_blocks(nn.Sequential(Scale(4), nn.ReLU(), Scale(4), nn.ReLU(), Scale(4), nn.Linear(4, 2))) == ["0", "2", "4"]
+    assert repeated_blocks(nn.ModuleDict({"layers": layers(4, 4)})) == [], "an input and an output layer"
+    assert repeated_blocks(nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(4))})) == [], "torch's own"
+    blocks = nn.ModuleList(Layer() for _ in range(2))
+    assert repeated_blocks(nn.ModuleDict({"blocks": blocks, "scales": layers(4, 4, 4)})) == ["blocks.0", "blocks.1"]
+    assert Target(called=blocks, module=nn.Sequential(*layers(4, 4, 4))).blocks == ["0", "1", "2"], "in a script"
+
+
+class Recurrent(nn.Module):
+    """Calls one layer of an own class again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Scale(4)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for _ in range(3):
+            hidden = self.cell(hidden)
+        return hidden
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "blocks"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), *(Scale(4) for _ in range(3))), ["model.1", "model.2", "model.3"]),
+        (lambda: nn.Sequential(nn.Linear(4, 4), Recurrent()), ["model.1.cell"]),
+    ],
+)
+def test_layers_of_an_own_class_are_compiled_once(model_fn: Callable[[], nn.Module], blocks: list[str]) -> None:
+    workload = WorkloadFromModel(model_fn, rows_of(3), loss_of, num_batches=2)("only", 0)
+    assert workload.regions(workload.build_model()) == blocks
+    found = measured(workload, "scope=regional,backend=eager")
+    assert (found.graphs, found.recompile_reasons) == (1, [])
 
 
 def test_of_stages_of_different_sizes_the_blocks_inside_are_taken() -> None:
