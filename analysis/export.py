@@ -8,7 +8,6 @@ For a script there is no `best.py`, but the command that trains it with the sett
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from analysis.page.page import RERUN_FILE
 from analysis.recommend import JobOptions, job_of, recommend, sentences, trials_of
 from analysis.report import renew_report
 from analysis.table import markdown_table
+from analysis.training_command import swept_script, training_command
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
@@ -122,10 +122,9 @@ def _command(told: Options) -> int:
         path = into / f"trials.{form}"
         _write_whole(path, lambda temporary, form=form: _FORMS[form](df, temporary))  # type: ignore[misc]
         print(path)
-    if Form.BEST in told.only and (script := _script(folder)):
+    if Form.BEST in told.only and swept_script(load_sweep(folder).config) is not None:
         chosen, why, _ = _chosen(told, job, bounds)
-        command = shlex.join(["python", "-m", "compile_sweep.run", "--settings", str(chosen["settings_key"]), *script])
-        print(*why, f"A script needs no {BEST_FILE}. To train with this setting:", command, sep="\n")
+        print(*why, f"A script needs no {BEST_FILE}. To train with this setting:", training_command(folder, chosen), sep="\n")
     elif Form.BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
         came = export_best(
@@ -227,19 +226,6 @@ def _seed(folder: Path) -> int:
             f"{folder / SWEEP_FILE} has the seed {seed!r}, which is not a whole number; put the sweep's own seed there"
         )
     return seed or 0
-
-
-def _script(folder: Path) -> list[str]:
-    """Returns the swept script and its arguments; empty for a workload."""
-    job = load_sweep(folder).config.get("script")
-    if job is None:
-        return []
-    path, arguments = (job.get("path"), job.get("arguments", [])) if isinstance(job, Mapping) else (None, None)
-    if isinstance(arguments, Sequence) and not isinstance(arguments, str):
-        words = [word for word in (path, *arguments) if isinstance(word, str)]
-        if len(words) == 1 + len(arguments):
-            return words
-    raise ConfigError(f"{folder / SWEEP_FILE} has the script {job!r}, which names no file; put its path and arguments there")
 
 
 def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:

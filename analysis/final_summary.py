@@ -16,6 +16,7 @@ from analysis.formatting import MISSING, duration, gib, or_estimate
 from analysis.load import load_for_analysis
 from analysis.page.verdict import none_usable
 from analysis.recommend import Recommendation, recommend, verdict
+from analysis.training_command import training_command
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import Scope
 
@@ -38,6 +39,8 @@ class Ending(NamedTuple):
     named: list[NamedSetting]
     settings_key: str | None
     """Key of the setting to train with; None if that is what is run today, or if nothing is known."""
+    training_command: str | None
+    """Command that trains the sweep's script with that setting; None without such a setting, or for a workload."""
     is_known: bool
     """Whether there are usable trials to recommend from."""
 
@@ -53,9 +56,10 @@ def ending(folder: Path) -> Ending:
         found = recommend(df, Job(steps=USUAL_STEPS), attempts=attempts)
     except ConfigError as error:
         counted = summary(df)
-        return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None, False)
+        return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None, None, False)
     is_baseline = found.baseline is not None and found.trial.name == found.baseline.name
-    return Ending(verdict(found), list(_named(found)), None if is_baseline else str(found.trial["settings_key"]), True)
+    key, command = (None, None) if is_baseline else (str(found.trial["settings_key"]), training_command(folder, found.trial))
+    return Ending(verdict(found), list(_named(found)), key, command, True)
 
 
 def _named(found: Recommendation) -> Iterator[NamedSetting]:

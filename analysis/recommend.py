@@ -48,6 +48,7 @@ from analysis.decision_text import (
 )
 from analysis.formatting import MISSING, cell, duration, figure, number, span, text, whole
 from analysis.load import load_for_analysis
+from analysis.training_command import training_command
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag, Repeated, Several
 from compile_sweep.schema.errors import ConfigError
@@ -283,9 +284,9 @@ def _command(told: Options) -> int:
         return 0
     for one in found:
         first, *others = sentences(one)
-        print(
-            first, *(f"  {sentence}" for sentence in others), f"  In full: --settings {one.trial['settings_key']!r}", "", sep="\n"
-        )
+        command = training_command(told.folder, one.trial)
+        whole = f"In full: --settings {one.trial['settings_key']!r}" if command is None else f"To train with it: {command}"
+        print(first, *(f"  {sentence}" for sentence in (*others, whole)), "", sep="\n")
     print("Fastest setting by length of the job:", *(f"  {line}" for line in by_length(found[0])), sep="\n")
     return 0
 

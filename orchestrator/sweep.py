@@ -34,7 +34,7 @@ from orchestrator.guard import scratch_folders
 from orchestrator.guard.machine_state import machine_state
 from orchestrator.plan.describer import DEADLINE_S, Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
-from orchestrator.plan.scripts import commands_that_train, findings_lines, job_of, script_facts, split_arguments
+from orchestrator.plan.scripts import findings_lines, job_of, library_equivalents, script_facts, split_arguments
 from orchestrator.plan.space import Target, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
@@ -274,11 +274,11 @@ def _next(config: SweepConfig, output: Path, ended: Ending) -> dict[str, str]:
     folder = shlex.quote(str(output))
     commands: dict[str, str] = {}
     if ended.settings_key is not None:
-        if config.script is None:
+        if ended.training_command is None:
             commands["this setting as a program"] = f"compile-sweep export {folder}"
         else:
-            job = ScriptJob.from_dict(config.script)
-            commands |= commands_that_train(job, ended.settings_key, num_workers=config.workers_per_trial)
+            commands["trains with this setting"] = ended.training_command
+            commands |= library_equivalents(ScriptJob.from_dict(config.script or {}), ended.settings_key)
     if ended.is_known:
         commands["for another length of the job"] = f"compile-sweep recommend {folder} --steps 1M"
     return commands | {"as a page, also while a sweep runs": f"compile-sweep report {folder} --watch"}

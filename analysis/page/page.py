@@ -14,6 +14,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -39,6 +40,7 @@ from analysis.page.table import static_table, table, table_data, unusable
 from analysis.page.trial_folds import trial_folds
 from analysis.page.verdict import cautions, front_list, none_usable
 from analysis.recommend import Recommendation, lengths_of, recommend, tiles, verdict
+from analysis.training_command import SweptScript, swept_script
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.journal import read_regular
@@ -117,17 +119,20 @@ def report_page(folder: Path, *, version: str = "") -> str:
     uncertain = uncertain_front(df, attempts=attempts).trials
     apart, folds = unusable(folder, df), trial_folds(folder, df)
     jobs = break_even_info(df, attempts)
+    script = None
+    with suppress(ConfigError):  # the rest of the page does not need it
+        script = swept_script(sweep.config)
     data = {
         "figures": over.figures
         | {chart.name: chart.figure for chart in charts}
         | {"break-even": as_json(break_even_figure(jobs))},
         "break_even": _job_data(jobs) if jobs.settings else None,
-        "table": table_data(headings, rows, _command(sweep)),
+        "table": table_data(headings, rows, *_command(sweep, script)),
     }
     why, details = ([chart for chart in charts if chart.is_detail is wanted] for wanted in (False, True))
     recommended, slow = _recommended(df, attempts), reasons(df)
     static_headings, static_rows = static_table(headings, rows)
-    plotly, script, theme = plotly_script(), _script(), _asset("theme.js")
+    plotly, own_script, theme = plotly_script(), _script(), _asset("theme.js")
     return _template().render(
         version=version,
         title=sweep.what or "sweep",
@@ -148,6 +153,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         num_left_out=over.num_left_out,
         front=front_list(df, found, uncertain),
         next=what_next(folder),
+        training_command=None if script is None or recommended is None else script.command(recommended.trial, "DIR"),
         usual_steps=USUAL_STEPS,
         ranking=_ranking(jobs),
         reigns=[(lengths_of(reign), str(reign.trial["setting_name"])) for reign in jobs.reigns],
@@ -166,11 +172,11 @@ def report_page(folder: Path, *, version: str = "") -> str:
         config=_facts(sweep.config),
         started_at=instant(sweep.started_at) or MISSING,
         environment_key=sweep.environment_key or MISSING,
-        csp=_policy(theme, plotly, script, live=bool(version)),
+        csp=_policy(theme, plotly, own_script, live=bool(version)),
         css=Markup(_asset("report.css")),
         noscript_css=Markup(_NOSCRIPT_CSS),
         theme=Markup(theme),
-        script=Markup(script),
+        script=Markup(own_script),
         plotly=_packed_plotly(),
         data=packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
     )
@@ -253,13 +259,18 @@ def _where(sweep: SweepInfo) -> str:
     return " · ".join(filter(None, [str(gpu) if gpu else "", f"torch {torch}" if torch else ""])) or "machine not known"
 
 
-def _command(sweep: SweepInfo) -> str:
-    """Returns the command that measures a setting as this sweep did, up to `--settings`."""
-    words = ["python", "-m", "orchestrator.sweep"]
-    for option, name in (("--workload", "workload"), ("--size", "size"), ("--device", "device")):
+def _command(sweep: SweepInfo, script: SweptScript | None) -> tuple[str, str]:
+    """Returns the command that measures a setting as this sweep did, up to `--settings`, and what follows the setting."""
+    words, arguments = ["python", "-m", "orchestrator.sweep"], ""
+    options = [("--workload", "workload"), ("--size", "size")]
+    if script is not None:
+        words += ["--script", script.module or script.path]
+        words += [] if script.batch_argument is None else [f"--batch-arg={script.batch_argument}"]
+        options, arguments = [], f" {shlex.join(['--', *script.arguments])}" if script.arguments else ""
+    for option, name in (*options, ("--device", "device")):
         if isinstance(value := sweep.config.get(name), str) and value:
             words += [option, value]
-    return shlex.join(words)
+    return shlex.join(words), arguments
 
 
 def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -195,16 +195,18 @@ def static_table(headings: Sequence[Heading], rows: Sequence[Row]) -> tuple[list
     return titles, cells[:STATIC_ROWS]
 
 
-def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str) -> dict[str, Any]:
+def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str, arguments: str = "") -> dict[str, Any]:
     """Returns the table as JSON for the page's script.
 
     Args:
         headings: Its columns.
         rows: Its rows, the most important first: only the first `MOST_SOURCES` keep their source.
         command: The command that measures a setting, up to `--settings`.
+        arguments: What follows the setting in that command.
     """
     return {
         "command": command,
+        "arguments": arguments,
         "columns": [
             {"title": one.title, "unit": one.unit, "meaning": one.meaning, "is_detail": one.is_detail} for one in headings
         ],

@@ -32,6 +32,24 @@ _MAX_SHOWN = 80
 """Maximum number of characters of a bad value that an error message repeats."""
 
 
+def with_batch_size(arguments: Sequence[str], option: str, size: int) -> tuple[str, ...]:
+    """Returns a script's arguments with this batch size.
+
+    Args:
+        arguments: The script's arguments, which may have a batch size.
+        option: The script's own option for it; one that ends with `=` takes it in the same word.
+        size: The batch size.
+    """
+    name = option.removesuffix("=")
+    kept: list[str] = []
+    skips = False
+    for word in arguments:
+        if not skips and word != name and not word.startswith(f"{name}="):
+            kept.append(word)
+        skips = not skips and word == name
+    return (*kept, *([f"{name}={size}"] if option.endswith("=") else [name, str(size)]))
+
+
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
     """Returns the member of `kind` that `value` names.
 

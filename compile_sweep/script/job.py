@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from compile_sweep.schema.errors import CompileSweepError, SettingsError
-from compile_sweep.schema.setting_text import BATCH_SIZE, quote_value
+from compile_sweep.schema.setting_text import BATCH_SIZE, quote_value, with_batch_size
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 NO_BATCH_ARGUMENT = (
@@ -131,15 +131,7 @@ class ScriptJob:
             return self
         if self.batch_argument is None:
             raise ScriptError(NO_BATCH_ARGUMENT)
-        option, size = self.batch_argument.removesuffix("="), str(settings.batch_size)
-        kept: list[str] = []
-        skips = False
-        for word in self.arguments:
-            if not skips and word != option and not word.startswith(f"{option}="):
-                kept.append(word)
-            skips = not skips and word == option
-        words = [f"{option}={size}"] if self.batch_argument.endswith("=") else [option, size]
-        return replace(self, arguments=(*kept, *words))
+        return replace(self, arguments=with_batch_size(self.arguments, self.batch_argument, settings.batch_size))
 
     @property
     def name(self) -> str:

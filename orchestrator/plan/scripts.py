@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -167,13 +166,10 @@ def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
     return [f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))]
 
 
-def commands_that_train(job: ScriptJob, settings_key: str, *, num_workers: int = 1) -> dict[str, str]:
-    """Returns commands that train a script with a setting, by description: ours, and equivalents in the script's libraries."""
-    launcher = ["python"] if num_workers == 1 else ["torchrun", "--nproc-per-node", str(num_workers)]
-    arguments = job.under(CompileSettings.parse(settings_key)).arguments
-    words = [*launcher, "-m", "compile_sweep.run", "--settings", settings_key, job.given, *arguments]
+def library_equivalents(job: ScriptJob, settings_key: str) -> dict[str, str]:
+    """Returns arguments that apply a setting in the script's own libraries, by description."""
     same = equivalents(CompileSettings.parse(settings_key), _text_of(Path(job.path)))
-    return {"trains with this setting": shlex.join(words)} | {f"the same in {place}(...)": text for place, text in same}
+    return {f"the same in {place}(...)": text for place, text in same}
 
 
 def with_baseline(chosen: Choice, *, compile_loss: bool = False) -> Choice:

@@ -39,6 +39,15 @@ def baseline_again(done: Sequence[TrialRecord]) -> list[CompileSettings]:
     return [] if baseline is None or measured[-1].settings_key == baseline.key else [baseline]
 
 
+def baseline_to_repeat(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:
+    """Returns the unchanged script if the sweep will measure it once more at its end, after what is left."""
+    if config.script is None:
+        return []
+    baseline = [setting for setting in config.settings if setting.is_unchanged_script]
+    has_others = any(not setting.is_unchanged_script for setting in left(config, done))
+    return baseline if baseline and has_others else baseline_again(done)
+
+
 def _parsed(record: TrialRecord) -> CompileSettings:
     return CompileSettings.parse(record.settings_key)
 

@@ -60,6 +60,8 @@ class Stage:
     alone: bool = False
     restores: bool = False
     warm_start: bool = False
+    is_planned: bool = False
+    """Whether the number of planned trials counts its settings from the beginning."""
     is_search: bool = False
     """Whether the search chooses among the settings, and running trials may be stopped early."""
 
@@ -132,6 +134,7 @@ class Stages:
                 ),
                 announcement=lambda settings: remaining.BASELINE_AGAIN,
                 alone=True,
+                is_planned=True,
             ),
             Stage(
                 find=self._to_start,
@@ -217,7 +220,9 @@ class Stages:
                     for settings in remaining.rounds(partial(affordable, stage), stage.most_rounds):
                         if stage.announcement is not None:
                             expected = {setting.key: stage.expected_s(setting) for setting in settings}
-                            view.plan_more(expected, stage.announcement(settings), are_trials=not stage.warm_start)
+                            view.plan_more(
+                                expected, stage.announcement(settings), are_trials=not (stage.warm_start or stage.is_planned)
+                            )
                         runner.run(
                             Batch(
                                 settings=settings,
@@ -239,12 +244,14 @@ class Stages:
 
     def _view(self, console: Console, runner: Runner, search: Search | None) -> LiveView:
         left = self.left()
+        again = remaining.baseline_to_repeat(self.config, self._done())
         return LiveView(
             console=console,
             folder=self.output,
             title=f"{self.config.recipe}: {self.config.workload} ({self.config.size}) on {printed.machine(self.environment)}",
-            planned=None if search else len(self._done()) + len(left),
-            expected_s={setting.key: self._expected_s(setting) for setting in left},
+            planned=None if search else len(self._done()) + len(left) + len(again),
+            expected_s={setting.key: self._expected_s(setting) for setting in left}
+            | {f"{setting.key} again": self._expected_again_s(setting) for setting in again},
             front_of=self.fronts.present,
             baseline_of=self.fronts.baseline,
             stopping=self._interrupts.asked,

@@ -18,6 +18,7 @@ from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import Environment
+from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.space import padded_length
 from orchestrator.run import remaining
 from orchestrator.run.sweep_folder import only_drives
@@ -258,8 +259,13 @@ def planned_steps(config: SweepConfig, facts: WorkloadFacts, done: Sequence[Tria
     )
     for record in done:
         search.tell(asdict(record))
+    again = [
+        Step(setting, "shows, at the end, how much the machine's speed changes", expected_s(setting, facts, done, cold=True))
+        for setting in remaining.baseline_to_repeat(config, done)
+    ]
     budgets = (config.time_budget_s, config.search.gpu_budget_s, float("inf"))
-    return search.plan(min(budget for budget in budgets if budget is not None))[: config.search.num_trials]
+    budget = min(budget for budget in budgets if budget is not None) - sum(step.seconds for step in again)
+    return [*search.plan(budget)[: config.search.num_trials], *again]
 
 
 def _counted(number: int, what: str) -> str:

@@ -13,6 +13,7 @@ from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, Placement, SweepConfig, shown
 from orchestrator.environment import Environment
 from orchestrator.plan.estimates import expected_s
@@ -43,12 +44,13 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
     loader = " with its own loader" if config.pipeline is Pipeline.REAL else ""
     console.print(f"recipe {config.recipe}: {config.workload} ({config.size}){loader}, {len(left)} settings", highlight=False)
     table = Table("setting", "graphs", "expected", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    seconds = 0.0
+    seconds, alone_s = 0.0, 0.0
     for setting in left:
-        cold = config.caches is CachePolicy.COLD
-        expected = min(expected_s(setting, facts, done, cold=cold), config.whole_trial_s)
-        seconds += expected
+        seconds += (expected := expected_trial_s(config, setting, facts, done))
         table.add_row(escape(setting.label), str(setting.num_graphs(facts.max_length, facts.min_length)), f"{expected:.0f} s")
+    for setting in remaining.baseline_to_repeat(config, done):
+        alone_s += (expected := expected_trial_s(config, setting, facts, done))
+        table.add_row(f"{escape(setting.label)}, again at the end", "0", f"{expected:.0f} s")
     console.print(table)
     if recorded:
         console.print(f"{recorded} already recorded", highlight=False)
@@ -63,8 +65,13 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
         console.print(f"results are copied to {shown(config.storage)}", markup=False, highlight=False, soft_wrap=True)
     if config.placement is Placement.SPREAD:
         console.print("each trial has a host to itself", highlight=False)
-    minutes = seconds / 60 / min(config.max_concurrent, max(1, len(left)))
+    minutes = (seconds / min(config.max_concurrent, max(1, len(left))) + alone_s) / 60
     console.print(f"estimate: {minutes:.1f} min, {_at_once(config)}{confirming}{budget}", highlight=False, soft_wrap=True)
+
+
+def expected_trial_s(config: SweepConfig, setting: CompileSettings, facts: WorkloadFacts, done: Sequence[TrialRecord]) -> float:
+    """Estimates the seconds of a trial before it begins, at most its deadline."""
+    return min(expected_s(setting, facts, done, cold=config.caches is CachePolicy.COLD), config.whole_trial_s)
 
 
 def _at_once(config: SweepConfig) -> str:

@@ -32,7 +32,7 @@ from orchestrator.config import Device
 from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
-from orchestrator.plan.scripts import leading_imports
+from orchestrator.plan.scripts import leading_imports, with_baseline
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import ForkedScriptRuns
 
@@ -259,10 +259,10 @@ class _ScriptCheck:
     def _say_costs(self) -> None:
         self.console.print("\na sweep", style="bold")
         target = Target.of(SCRIPT_FACTS, has_gpu=self.device is Device.CUDA)
-        chosen = choose(RECIPES["quickstart"](target), target)
-        minutes = sum(expected_s(one, target, self.done) for one in chosen.settings) / 60
+        settings = with_baseline(choose(RECIPES["quickstart"](target), target)).settings
+        minutes = sum(expected_s(one, target, self.done) for one in (*settings, settings[0])) / 60
         usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
-        self._say(f"quickstart: {len(chosen.settings)} settings, about {minutes:.0f} min one after another{usual}")
+        self._say(f"quickstart: {len(settings)} settings, then the script as it is again, about {minutes:.0f} min{usual}")
         words = ["python", "-m", "orchestrator.sweep", "quickstart", "--script", self.job.shown]
         self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
 

@@ -20,7 +20,6 @@ from analysis.export import main, to_csv, to_parquet
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
-from compile_sweep.schema.settings import CompileSettings
 
 EAGER, FULL = "scope=eager,padding=longest", "scope=full,options.epilogue_fusion=on"
 
@@ -297,9 +296,7 @@ def test_of_a_script_it_says_how_to_train_with_the_setting(make_sweep: MakeSweep
     folder = make_sweep([toy(workload="my train.py")], config=scripts_config())
     assert main([str(folder), "--only", "best"]) == 0
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert command[:4] == ["python", "-m", "compile_sweep.run", "--settings"]
-    assert CompileSettings.parse(command[4]) == CompileSettings.parse(EAGER)
-    assert command[5:] == ["/home/me/my train.py", "--width", "32"]
+    assert command == ["compile-sweep", "run", "--settings", f"{folder}:A1", "/home/me/my train.py", "--width", "32"]
     assert not list(folder.glob("best.*"))
 
 

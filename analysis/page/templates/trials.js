@@ -131,7 +131,7 @@ const setUpTrials = (table) => {
       made("span", { className: "copies" },
         copyButton("Copy", () => row.key, `Copy ${row.name}`, "copy"),
         copyButton("Python", () => row.python ?? `CompileSettings.parse(${JSON.stringify(row.key)})`, `Copy ${row.name} as Python`),
-        copyButton("CLI", () => `${table.command} --settings '${row.key.replaceAll("'", "'\\''")}'`, `Copy ${row.name} as a command`)));
+        copyButton("CLI", () => `${table.command} --settings '${row.key.replaceAll("'", "'\\''")}'${table.arguments}`, `Copy ${row.name} as a command`)));
     const cells = row.cells.flatMap((cell, place) => (hidden.has(place) ? [] : [figureCell(cell)]));
     const numerics = figureCell(row.numerics);
     numerics.className = "words";

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def test_how_to_go_on_is_said_once(undone: str | None, said: str) -> None:
 
 
 def test_only_commands_that_would_work_are_named() -> None:
-    def purposes(settings_key: str | None, *, is_known: bool, script: Any = None) -> list[str]:
-        return [*_next(SweepConfig(script=script), Path("results/mine"), Ending([], [], settings_key, is_known)).values()]
+    def purposes(settings_key: str | None, *, is_known: bool) -> list[str]:
+        return [*_next(SweepConfig(), Path("results/mine"), Ending([], [], settings_key, None, is_known)).values()]
 
     report, recommend = "compile-sweep report results/mine --watch", "compile-sweep recommend results/mine --steps 1M"
     assert purposes("scope=full", is_known=True) == ["compile-sweep export results/mine", recommend, report]
@@ -111,3 +112,19 @@ def test_an_estimate_takes_no_more_trials_at_once_than_there_are() -> None:
 
     assert minutes(1) == "1.7 min"
     assert minutes(2) == minutes(8) == minutes(MOST_AT_ONCE) == "0.8 min"
+
+
+def test_a_plan_counts_the_unchanged_script_at_the_end_once_more() -> None:
+    def planned(done: Sequence[TrialRecord] = (), **fields: Any) -> list[str]:
+        out = io.StringIO()
+        settings = tuple(map(CompileSettings.parse, ("scope=eager,as_written=on", "scope=full,dynamic=auto")))
+        config = SweepConfig(recipe="r", workload="train.py", size="script", settings=settings, max_concurrent=1, **fields)
+        show_plan(Console(file=out, width=200), config, WorkloadFacts(max_length=32), done)
+        return out.getvalue().splitlines()
+
+    workload, script = planned(), planned(script={"path": "train.py"})
+    (again,) = (line for line in script if line not in workload and "again at the end" in line)
+    assert again.split()[-2:] == ["21", "s"]
+    minutes = [float(lines[-1].split()[1]) for lines in (workload, script)]
+    assert minutes[1] - minutes[0] == pytest.approx(21 / 60, abs=0.1)
+    assert not any("again" in line for line in workload)
