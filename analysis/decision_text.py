@@ -14,6 +14,7 @@ from analysis.choose.break_even import Starts, batch_size_of
 from analysis.choose.decision import Decision, Line, Outcome, step_saving
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, gib, percent, whole
+from compile_sweep.schema.batch_memory import largest_fitting
 from compile_sweep.schema.settings import CompileSettings
 
 SENTENCES = {
@@ -56,6 +57,7 @@ OTHER_BATCH = (
     "samples, and the learning rate has to be chosen again."
 )
 OTHER_BATCH_OF_INFERENCE = "It takes batches of {own} samples instead of {usual}; times are for the same number of samples."
+LARGEST_BATCH = "Batches of up to {largest} samples fit the device's memory with it."
 SAME_BATCH = "It splits each batch into {parts} parts, so a step still trains on {usual} samples."
 
 STARTS = {
@@ -113,7 +115,12 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
 
 
 def on_batches(trial: pd.Series, today: pd.Series | None) -> str:
-    """Says how a setting changes the training batches; empty if they are those of today."""
+    """Says how a setting changes the training batches, and how large they may be; empty if there is nothing to say."""
+    largest = largest_fitting(trial["batch_peak_bytes"])
+    return " ".join(filter(None, (_other_batches(trial, today), LARGEST_BATCH.format(largest=largest) if largest else "")))
+
+
+def _other_batches(trial: pd.Series, today: pd.Series | None) -> str:
     setting = CompileSettings.parse(str(trial["settings_key"]))
     if today is None:
         return ""

@@ -27,11 +27,11 @@ from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.names import find_workload, is_in_users_folder
 from compile_sweep.harness.diagnostics.advice import short_findings
+from compile_sweep.schema.batch_memory import largest_batch_text, largest_fitting
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
-from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, check_seed
 from orchestrator.environment import fingerprint
@@ -39,6 +39,7 @@ from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import AUTO_RECIPE, RECIPES
+from orchestrator.plan.resolve import refuse_largest_batch
 from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import Servers
@@ -174,38 +175,18 @@ def _show_largest_batch(
     options: Options, describer: Describer, target: Target, about: Mapping[str, Any], device: Device, console: Console
 ) -> int:
     """Looks for the largest batch that fits; returns the command's exit code, 0 if some size fits under every scope."""
-    if device is Device.CPU:
-        raise ConfigError("--largest-batch needs a GPU: without one, what takes too much memory is killed by the system")
+    refuse_largest_batch(device, target)
     scopes = options.scopes if options.scopes != Options().scopes else (Scope.EAGER, Scope.FULL)
     to_try = _to_try(replace(options, scopes=scopes), target, has_regions=target.has_blocks is not False, pads=True)
-    smallest = [choose([dict(parse_pairs(one[-1].with_batch_size(1).key))], target) for one in to_try]
-    if excluded := [choice.excluded[0].reason for choice in smallest if choice.excluded]:
-        raise ConfigError(excluded[0])
-    found = []
+    all_fit = True
     for strategies in to_try:
         settings = strategies[-1]
         console.print(f"\n{settings.label}", style="bold")
         tried = describer.ask("largest_batch", size=target.size, settings=settings.key, device=str(device), **about)
-        lines, largest = batch_lines(tried, target.batch_size)
-        found.append(largest)
-        for line in lines:
-            console.print(f"  {line}")
-    return 0 if all(found) else 1
-
-
-def batch_lines(tried: Sequence[Mapping[str, Any]], usual: int) -> tuple[list[str], int]:
-    """Returns the findings about the largest batch that fits, as lines, and that batch; 0 if none fits."""
-    lines = []
-    for one in sorted(tried, key=lambda one: int(one["batch_size"])):
-        peak = one["peak_memory_bytes"]
-        lines.append(f"batch_size={one['batch_size']}: " + ("does not fit" if peak is None else f"{peak / 2**30:.2f} GiB"))
-    sizes = [int(one["batch_size"]) for one in tried if one["peak_memory_bytes"] is not None]
-    if not sizes:
-        return [*lines, "no batch fits, not even one sample"], 0
-    largest = max(sizes)
-    if len(sizes) == len(tried):
-        return [*lines, f"{largest} fits, {largest / usual:.3g} times the workload's {usual}; nothing larger was tried"], largest
-    return [*lines, f"the largest that fits: {largest}, {largest / usual:.3g} times the workload's {usual}"], largest
+        peaks = {str(one["batch_size"]): one["peak_memory_bytes"] for one in tried}
+        console.print(f"  {largest_batch_text(peaks, target.batch_size)}", soft_wrap=True)
+        all_fit = all_fit and largest_fitting(peaks) is not None
+    return 0 if all_fit else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,6 +233,8 @@ class SweepConfig:
     """cpu or cuda; by default cuda if this machine has a GPU. Write cuda on a cluster whose head has no GPU."""
     pipeline: Pipeline = Pipeline.RESIDENT
     """resident times the compute on prepared batches; real times it with the workload's own loader."""
+    largest_batch: bool = False
+    """Also find the largest batch that fits the GPU's memory under each setting, in about five more compiles a trial."""
     workers_per_trial: int = 1
     """Ray Train workers per trial, each with a GPU of its own if there are GPUs."""
     max_concurrent: int = 0
@@ -283,6 +285,8 @@ class SweepConfig:
                 raise ConfigError(f"--{_flag(name)} {value:g} is too long; use {LONGEST_DEADLINE_S} (30 days) or less")
         check_seed(self.seed)
         self._check_runner()
+        if self.largest_batch and self.workers_per_trial > 1:
+            raise ConfigError(f"--largest-batch has one worker per trial; leave it out to train with {self.workers_per_trial}")
         if 0 < self.trial_deadline_s < self.compile_deadline_s:
             raise ConfigError(
                 f"--trial-deadline-s {self.trial_deadline_s:g} is below --compile-deadline-s {self.compile_deadline_s:g}, "
@@ -403,8 +407,8 @@ class SweepCommand:
             "--serve", "--dry-run", "--list",
         ),
         "what is measured": (
-            "--vary", "--seed", "--pipeline", "--workers-per-trial", "--in-place", "--compile-loss", "--batch-arg",
-            "--explain", "--source",
+            "--vary", "--seed", "--pipeline", "--largest-batch", "--workers-per-trial", "--in-place", "--compile-loss",
+            "--batch-arg", "--explain", "--source",
         ),
         "how trials run": (
             "--max-concurrent", "--runner", "--placement", "--confirm", "--compile-deadline-s", "--trial-deadline-s",

@@ -190,7 +190,8 @@ def _job(command: SweepCommand, arguments: Sequence[str] | None, before: SweepCo
         seed=config.seed,
         stored=before.script if before else None,
         not_for_scripts={
-            words[name]: getattr(config, name) != getattr(usual, name) for name in ("workload", "size", "pipeline", "precompile")
+            words[name]: getattr(config, name) != getattr(usual, name)
+            for name in ("workload", "size", "pipeline", "precompile", "largest_batch")
         },
     )
 

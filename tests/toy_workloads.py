@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import ClassVar
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.options import Option
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.shapes import ShapePolicy
 
@@ -122,6 +124,24 @@ class Toy(Workload):
         inputs = {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
         return Batch(inputs=on_device, length=length, samples=self.batch_size, tokens=ids[:, 1:].numel())
+
+
+class EndsAt(ToyModel):
+    """Raises what a device without memory left raises, above 11 samples."""
+
+    error: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        if len(ids) > 11:
+            raise self.error
+        return super().forward(ids, labels)
+
+
+class Sized(Toy):
+    """Takes a batch size, and has memory for 11 samples."""
+
+    options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
+    model_class = EndsAt
 
 
 class _HasMore(ToyModel):

@@ -16,7 +16,16 @@ from analysis.figures.compile_phases import (
 )
 from analysis.figures.front_axes import GAINS, PRICES, FrontAxis, axes_with_figures
 from analysis.figures.fronts_of_sweeps import FrontsInfo, SweepLine, SweepPoint, fronts_figure, fronts_info
-from analysis.figures.memory import MemoryBar, MemoryInfo, memory_figure, memory_info
+from analysis.figures.memory import (
+    BatchCurve,
+    BatchMemoryInfo,
+    MemoryBar,
+    MemoryInfo,
+    batch_memory_figure,
+    batch_memory_info,
+    memory_figure,
+    memory_info,
+)
 from analysis.figures.parallel_coordinates import ParallelInfo, parallel_figure, parallel_info
 from analysis.figures.pareto_chart import pareto_figure
 from analysis.figures.pareto_points import ParetoInfo, ParetoPoint, pareto_info
@@ -27,6 +36,8 @@ from analysis.figures.timeline import Span, TimelineInfo, timeline_figure, timel
 __all__ = [
     "GAINS",
     "PRICES",
+    "BatchCurve",
+    "BatchMemoryInfo",
     "BreakEvenInfo",
     "CacheInfo",
     "CacheRow",
@@ -48,6 +59,8 @@ __all__ = [
     "SweepPoint",
     "TimelineInfo",
     "axes_with_figures",
+    "batch_memory_figure",
+    "batch_memory_info",
     "break_even_data",
     "break_even_figure",
     "break_even_info",

@@ -67,7 +67,7 @@ class JobSetting(NamedTuple):
     is_plain: bool
     """Whether it is plain `torch.compile(model)`."""
     on_batches: str
-    """A sentence about how it changes the training batches; empty if they are those of today."""
+    """How it changes the training batches, and how large they may be; empty if there is nothing to say."""
 
 
 class BreakEvenInfo(NamedTuple):

@@ -1,4 +1,4 @@
-"""How much of the device's memory each setting needs, and when."""
+"""How much of the device's memory each setting needs, and when; and by batch size."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, or_trials
+from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import gib, number
+from compile_sweep.schema.batch_memory import by_size
 from compile_sweep.schema.settings import Scope
 
 _MOST_BARS = 12
+_MOST_CURVES = 6
+_BATCHES_PX = 480
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Of settings with one scope, which have one color."""
 _GIB = 2**30
 _RESERVED_COLOR, _COMPILING_COLOR, _POOL_COLOR = "#C48600", "#B8649A", "#4499D0"
 
@@ -137,3 +142,103 @@ def _hover(bar: MemoryBar, device_bytes: float | None) -> str:
     )
     lines = [f"{words} {gib(value)}" for words, value in others if value is not None]
     return row_hover([bar.setting_name, f"allocated {gib(bar.peak_bytes)}{share}", *lines])
+
+
+class BatchCurve(NamedTuple):
+    """Peak memory of one setting by batch size. Text is unescaped, as in the record."""
+
+    setting_id: str
+    setting_name: str
+    scope: Scope
+    fitting: list[tuple[int, float]]
+    """Sizes that fit, ascending, with their bytes."""
+    too_large: list[int]
+    """Sizes that did not fit."""
+
+
+class BatchMemoryInfo(NamedTuple):
+    """Contents of the chart."""
+
+    curves: list[BatchCurve]
+    """The front's settings first, then the fastest."""
+    device_bytes: float | None
+    """Memory of the device; None if it is not known."""
+    num_left_out: int
+    """Number of settings that are not shown."""
+
+
+def batch_memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> BatchMemoryInfo:
+    """Chooses what to show of the trials that `load` returned: usable ones for which the largest batch was looked for.
+
+    Args:
+        df: The trials.
+        device_bytes: Memory of the device they ran on; None if it is not known.
+    """
+    trials = notable(df)
+    curves = [
+        BatchCurve(
+            setting_id=str(row["setting_id"]),
+            setting_name=str(row["setting_name"]),
+            scope=Scope(row["scope"]),
+            fitting=[(size, peak) for size, peak in tried if peak is not None],
+            too_large=[size for size, peak in tried if peak is None],
+        )
+        for _, row in trials.iterrows()
+        if (tried := by_size(row["batch_peak_bytes"]))
+    ]
+    return BatchMemoryInfo(curves[:_MOST_CURVES], device_bytes, max(0, len(curves) - _MOST_CURVES))
+
+
+@or_trials(batch_memory_info)
+def batch_memory_figure(info: BatchMemoryInfo) -> go.Figure:
+    """Draws batch sizes to the right and GiB upwards; sizes that do not fit are crosses at the device's memory.
+
+    Args:
+        info: Result of `batch_memory_info`, or the trials themselves.
+    """
+    if not info.curves:
+        return empty_figure("The largest batch was not looked for (--largest-batch).")
+    chart = go.Figure(layout=base_layout())
+    sizes = [size for curve in info.curves for size in (*(size for size, _ in curve.fitting), *curve.too_large)]
+    highest = max((peak for curve in info.curves for _, peak in curve.fitting), default=0.0)
+    limit = (info.device_bytes or 1.05 * highest or _GIB) / _GIB
+    chart.update_layout(height=_BATCHES_PX, legend={"title": {"text": ""}})
+    chart.update_xaxes(range=[0, 1.06 * max(sizes)], title_text="batch size (samples)")
+    chart.update_yaxes(range=[0, 1.1 * max(limit, highest / _GIB)], title_text="peak memory (GiB)")
+    for place, curve in enumerate(info.curves):
+        before = sum(other.scope is curve.scope for other in info.curves[:place])
+        chart.add_traces([_curve(curve, _DASHES[before % len(_DASHES)]), _crosses(curve, limit)])
+    if info.device_bytes:
+        chart.add_hline(y=limit, line={"color": LINE_COLOR, "dash": "dash", "width": 1.5})
+    return chart
+
+
+def _curve(curve: BatchCurve, dash: str) -> go.Scatter:
+    color = SCOPE_COLORS[curve.scope]
+    return go.Scatter(
+        x=[size for size, _ in curve.fitting],
+        y=[peak / _GIB for _, peak in curve.fitting],
+        mode="lines+markers",
+        name=f"{curve.setting_id} {curve.scope}",
+        legendgroup=curve.setting_id,
+        line={"color": color, "width": 2, "dash": dash},
+        marker={"color": color, "size": 8},
+        hovertext=[row_hover([curve.setting_name, f"batches of {size}: {gib(peak)}"]) for size, peak in curve.fitting],
+        hoverinfo="text",
+        hoverlabel={"bordercolor": color},
+    )
+
+
+def _crosses(curve: BatchCurve, limit: float) -> go.Scatter:
+    color = SCOPE_COLORS[curve.scope]
+    return go.Scatter(
+        x=curve.too_large,
+        y=[limit] * len(curve.too_large),
+        mode="markers",
+        legendgroup=curve.setting_id,
+        showlegend=False,
+        marker={"color": color, "symbol": "x-thin-open", "size": 10, "line": {"width": 2.5, "color": color}},
+        hovertext=[row_hover([curve.setting_name, f"batches of {size} do not fit"]) for size in curve.too_large],
+        hoverinfo="text",
+        hoverlabel={"bordercolor": color},
+    )

@@ -82,7 +82,8 @@ def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmS
     """
     found = [
         _parallel(df), _effects(df, attempts), _regions(df, attempts), _phases(df), _step_times(df),
-        _memory(df, number(sweep.environment.get("gpu_memory_bytes"))), _timeline(attempts, starts), _caches(df),
+        _memory(df, number(sweep.environment.get("gpu_memory_bytes"))),
+        _batches(df, number(sweep.environment.get("gpu_memory_bytes"))), _timeline(attempts, starts), _caches(df),
     ]  # fmt: skip
     return [chart for chart in found if chart is not None]
 
@@ -127,6 +128,19 @@ def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
         "Bars show the most that was allocated at once; the allocator reserves more than it hands out."
         f"{limit}{_no_room(info.num_left_out)}",
         as_json(charts.memory_figure(info)),
+    )  # fmt: skip
+
+
+def _batches(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
+    info = charts.batch_memory_info(df, device_bytes)
+    if not info.curves:
+        return None
+    limit = " The dashed line is the device's whole memory." if info.device_bytes else ""
+    return Chart(
+        "batches", "Memory by batch size", "Batch size", "Peak memory of a step by batch size; each trial has the figures",
+        "Each line is a setting, by its ID; a cross is a batch that did not fit. Two training steps were made with each size, on "
+        f"the longest length.{limit}{_no_room(info.num_left_out)}",
+        as_json(charts.batch_memory_figure(info)),
     )  # fmt: skip
 
 

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.choose.break_even import batch_size_of
 from analysis.choose.pareto import pareto_front
 from analysis.columns import COMPILE_PHASES
 from analysis.formatting import duration, figure, interval, number, text, whole
 from analysis.page.table import WORKER_LOG, log_of, outcome_of, read_end
 from compile_sweep.schema import redact
+from compile_sweep.schema.batch_memory import largest_batch_text
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.visible_text import visible
 
@@ -106,6 +108,7 @@ def _facts(trial: pd.Series) -> Iterable[tuple[str, str]]:
     known = [(title, number(trial[column])) for title, column in counts]
     yield "graphs", _joined(f"{whole(count)} {title}{'' if count == 1 else 's'}" for title, count in known if count is not None)
     yield "steps", _steps(trial)
+    yield "batches", _batches(trial)
     yield "numbers", _joined(filter(None, (text(trial["numerics_status"]), text(trial["numerics_worst"]))))
 
 
@@ -122,6 +125,12 @@ def _steps(trial: pd.Series) -> str:
         spread = f"{figure(lower)} to {figure(upper)} ms in eight of ten, {figure(least)} to {figure(most)} ms in all"
         words.append(f"{len(steps)} steps: {spread}")
     return "; ".join(words)
+
+
+def _batches(trial: pd.Series) -> str:
+    """Returns the largest batch that fits, and the memory of each size that was tried."""
+    peaks = trial["batch_peak_bytes"]
+    return largest_batch_text(peaks, batch_size_of(trial)) if peaks else ""
 
 
 def _joined(words: Iterable[Any]) -> str:

@@ -105,7 +105,7 @@ class AttemptRecord:
     wall_s: float = figure("the whole attempt, worker start included", unit="s", default=0.0)
     phases_s: dict[str, float] = figure(
         "object: `wall_s` by the phase that worker 0 was in: `starting`, `building`, `warming-up`, `steady`, `checking`, and "
-        "`done` for publishing and ending",
+        "`done` for publishing, `--largest-batch` and ending",
         unit="s",
         default=dict,
         missing="the progress is not known; records from before there was the field",
@@ -400,6 +400,14 @@ class TrialRecord(AttemptRecord):
         over_ranks=most,
         limits=BYTES,
         missing="not measured; on a CPU",
+    )
+    batch_peak_bytes: dict[str, float] = figure(
+        "object: of each batch size that `--largest-batch` tried, the most memory that torch's allocator gave out in two steps "
+        "on the longest length; null where they did not fit. The worker makes these steps after all else is measured",
+        unit="bytes",
+        default=dict,
+        limits=BYTES,
+        missing="`--largest-batch` was not given; the search failed, which `findings` says",
     )
     numerics: dict[str, Any] = figure(
         "object, see below",

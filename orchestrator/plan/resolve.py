@@ -13,7 +13,7 @@ from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError, SettingsError
 from compile_sweep.schema.redact import redact_uri
 from compile_sweep.schema.setting_text import parse_pairs
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.short_names import resolve_name
 from orchestrator.config import (
     AUTO,
@@ -92,6 +92,8 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
         ConfigError, SettingsError: An option does not work here, whatever the workload.
     """
     device = device_of(config, environment, only_plans=run.dry_run)
+    if config.largest_batch:
+        refuse_largest_batch(device)
     if run.settings and config.recipe is not None:
         raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
     recipe = None if before is not None and config.recipe is None and not run.settings else _recipe(config, run)
@@ -118,6 +120,18 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
     )
 
 
+def refuse_largest_batch(device: Device, target: Target | None = None) -> None:
+    """Refuses a search for the largest batch where there is no limit to find, or no size to choose.
+
+    Raises:
+        ConfigError: The device is a CPU, or the workload takes no batch size.
+    """
+    if device is Device.CPU:
+        raise ConfigError("--largest-batch needs a GPU: without one, what takes too much memory is killed by the system")
+    if target is not None and (excluded := choose([{"scope": Scope.EAGER, "batch_size": 1}], target).excluded):
+        raise ConfigError(excluded[0].reason)
+
+
 def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, target: Target) -> SweepConfig:
     """Adds the workload's size and the settings to try to what `resolve` returned.
 
@@ -131,6 +145,8 @@ def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, 
     if not chosen.settings:
         reason = f": {chosen.excluded[0].reason}" if chosen.excluded else ""
         raise ConfigError(f"recipe {recipe} leaves no setting to try here{reason}")
+    if config.largest_batch:
+        refuse_largest_batch(config.device or Device.CUDA, target)
     if config.pipeline is Pipeline.REAL and not target.has_loader:
         raise ConfigError(f"--pipeline real needs a loader, and {target.workload} has none; write one, or use resident")
     return replace(

@@ -65,6 +65,8 @@ class TrialPlan:
     """A person's script instead of a workload, as `ScriptJob.to_dict` writes it."""
     protocol: Mapping[str, float] = field(default_factory=dict)
     """Fields of the harness's `Protocol` that differ from its defaults."""
+    largest_batch: bool = False
+    """Whether a trial also looks for the largest batch that fits the device's memory."""
     bisects: bool = False
     """Whether an attempt looks for the module with wrong numbers, instead of measuring."""
     explains: bool = False
@@ -94,6 +96,7 @@ class TrialPlan:
             compile_deadline_s=config.compile_deadline_s,
             trial_deadline_s=config.whole_trial_s,
             precompile=config.precompile,
+            largest_batch=config.largest_batch,
             placement=config.placement,
             script=config.script,
             protocol={"max_window_s": config.time_budget_s * _TIMED_SHARE} if config.time_budget_s else {},

@@ -312,10 +312,11 @@ def _measure(
             )
     sys.stdout = sys.stderr = log  # the workload may have closed these streams or replaced them with None
     neighbors = told_by_all(gpu_neighbours)  # a process on any worker's GPU slows all workers
+    figures = {**measured.to_dict(), **sharing.figures(measured), **sharing.publish(deadline - time.monotonic())}
+    if plan.largest_batch and not plan.warm_start:
+        figures |= _largest_batch(workload, prepared, figures["findings"], deadline - time.monotonic())
     return {
-        **measured.to_dict(),
-        **sharing.figures(measured),
-        **sharing.publish(deadline - time.monotonic()),
+        **figures,
         "environment_key": environment.fingerprint().key,
         "cores": len(cpus),
         "cpu_pressure": cpu_pressure,
@@ -397,6 +398,18 @@ def _free_port() -> tuple[str, int]:
     with socket.socket() as found:
         found.bind((address, 0))
         return address, int(found.getsockname()[1])
+
+
+def _largest_batch(workload: Workload, prepared: Prepared, findings: Sequence[str], seconds_left: float) -> dict[str, Any]:
+    """Looks for the largest batch; returns figures of a record. A search that fails costs the measurement nothing."""
+    from compile_sweep.harness.diagnostics.largest_batch import largest_batch
+
+    try:
+        tried = largest_batch(workload, prepared.settings, prepared.device, budget_s=seconds_left)
+    except Exception as error:
+        traceback.print_exc()
+        return {"findings": [*findings, f"the largest batch was not found: {type(error).__name__}: {_text_of(error)}"]}
+    return {"batch_peak_bytes": {str(one.batch_size): one.peak_memory_bytes for one in tried}}
 
 
 def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:

@@ -37,6 +37,8 @@ def machine(environment: Environment) -> str:
 def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done: Sequence[TrialRecord]) -> None:
     """Prints what would run, what would not and why, and an estimate."""
     left = remaining.left(config, done)
+    if config.largest_batch:
+        console.print("each trial also looks for the largest batch; estimates leave that out", highlight=False, soft_wrap=True)
     if config.search.searcher is not None:
         _show_search(console, config, len(left))
         return

@@ -90,6 +90,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--settings", "num_buckets=none"], "--settings num_buckets=none: num_buckets=none is not a number of buckets"),
         (["--pipeline", "imaginary"], "--pipeline cannot be 'imaginary'; use one of real, resident"),
         (["--pipeline", "real", "--workload", "toy_workloads:Toy"], "--pipeline real needs a loader, and Toy has none"),
+        (["--largest-batch"], "--largest-batch needs a GPU: without one, what takes too much memory is killed by the system"),
+        (
+            ["--largest-batch", "--dry-run", "--device", "cuda", "--workload", "toy_workloads:Toy"],
+            "the workload Toy takes no batch size",
+        ),
+        (["--largest-batch", "--workers-per-trial", "2"], "--largest-batch has one worker per trial"),
         (["--starts", "warm"], "--starts cannot be 'warm'; use one of auto, cold, shared"),
         (["--starts", "shared", "--cache-store", "none"], "--starts shared shares artifacts, and --cache-store none keeps none"),
         (["--cache-store", "redis://localhost:6379"], "--cache-store redis://localhost:6379 is read while a trial compiles"),

@@ -54,6 +54,7 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
         (["--script", "vae.py", "--settings", "scope=regional,compile_loss=on"], "compile_loss goes with scope=full"),
         (["--script", "vae.py", "--workload", "gpt2"], "--workload is for workloads"),
         (["--script", "vae.py", "--precompile"], "--precompile is for workloads"),
+        (["--script", "vae.py", "--largest-batch"], "--largest-batch is for workloads"),
         (["--script", "vae.py", "--starts", "shared", "--cache-store", "redis://127.0.0.1:1"], "name a folder, s3://… or gs://…"),
         (["--script", "vae.py", "--settings", "scope=full,autocast=bf16"], "the script chooses its own autocast"),
         (["--script", "vae.py", "--explain", "scope=full"], "orchestrator.check --script"),

@@ -7,8 +7,10 @@ Output: the sizes that were tried, in order, each with its peak memory, or None 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,26 +44,36 @@ class TriedBatch:
     """None if it did not fit."""
 
 
-def largest_batch(workload: Workload, settings: CompileSettings, device: torch.device | str) -> list[TriedBatch]:
+def largest_batch(
+    workload: Workload, settings: CompileSettings, device: torch.device | str, *, budget_s: float = math.inf
+) -> list[TriedBatch]:
     """Tries batch sizes under a setting, starting with the workload's own.
 
     Args:
         workload: The workload in its default form.
         settings: How to compile it; the search begins with their batch size.
         device: The device whose memory is the limit.
+        budget_s: Seconds that the search may take.
 
     Raises:
         SettingsError: The workload does not accept a batch size, or the settings do not fit it.
     """
     where = torch.device(device)
-    start = settings.batch_size or workload.batch_size
+    parts = settings.accumulate or 1  # which a batch is split into evenly
+    start = max(1, (settings.batch_size or workload.batch_size) // parts)
     capacity_bytes = sum((torch.cuda.mem_get_info(where)[0], torch.cuda.memory_reserved(where))) if where.type == "cuda" else None
-    return bisected(
-        lambda size: peak_memory(workload, settings.with_batch_size(size), where), start=start, capacity_bytes=capacity_bytes
+    tried = bisected(
+        lambda count: peak_memory(workload, settings.with_batch_size(parts * count), where),
+        start=start,
+        capacity_bytes=capacity_bytes,
+        budget_s=budget_s,
     )
+    return [replace(one, batch_size=parts * one.batch_size) for one in tried]
 
 
-def bisected(peak_of: Callable[[int], int | None], *, start: int, capacity_bytes: int | None = None) -> list[TriedBatch]:
+def bisected(
+    peak_of: Callable[[int], int | None], *, start: int, capacity_bytes: int | None = None, budget_s: float = math.inf
+) -> list[TriedBatch]:
     """Tries sizes by doubling until one does not fit, or halving until one does, then by bisection.
 
     Each size that compiles anew takes as long as a trial does. So from the second one that fits, the line through the peaks says
@@ -71,11 +83,15 @@ def bisected(peak_of: Callable[[int], int | None], *, start: int, capacity_bytes
         peak_of: Returns the bytes that a size takes; None if it does not fit.
         start: The size to begin with.
         capacity_bytes: Memory of the device; None if it is not known, so that nothing is predicted.
+        budget_s: Seconds that all sizes together may take. None is begun that would take too long if it took twice as long as
+            the longest so far.
     """
     tried: list[TriedBatch] = []
+    ends_at, longest_s = time.monotonic() + budget_s, 0.0
     size: int | None = start
-    while size is not None:
+    while size is not None and (began := time.monotonic()) + 2 * longest_s < ends_at:
         tried.append(TriedBatch(batch_size=size, peak_memory_bytes=peak_of(size)))
+        longest_s = max(longest_s, time.monotonic() - began)
         size = _next_size(tried, MOST_TIMES * start, capacity_bytes)
     return tried
 

@@ -8,7 +8,18 @@ from sweep_folders import MakeSweep
 import analysis
 from analysis import figures
 
-CHARTS = ("break_even", "cache", "compile_phases", "effects", "memory", "parallel", "pareto", "step_times", "timeline")
+CHARTS = (
+    "batch_memory",
+    "break_even",
+    "cache",
+    "compile_phases",
+    "effects",
+    "memory",
+    "parallel",
+    "pareto",
+    "step_times",
+    "timeline",
+)
 
 
 @pytest.mark.parametrize("chart", CHARTS)

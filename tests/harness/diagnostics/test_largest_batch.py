@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import pytest
 import torch
-from torch import Tensor
-from toy_workloads import Toy, ToyModel
+from toy_workloads import EndsAt, Sized, Toy
 
-from compile_sweep.contract.options import Option
-from compile_sweep.harness.diagnostics.largest_batch import MOST_TIMES, TriedBatch, bisected, largest_batch
+from compile_sweep.harness.diagnostics.largest_batch import MOST_TIMES, bisected, largest_batch
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.batch_memory import largest_batch_text
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.check import batch_lines
+from orchestrator.run import worker
 
 pytestmark = pytest.mark.slow
 
@@ -60,31 +57,13 @@ def test_where_the_memory_is_known_a_few_sizes_are_enough(fixed: int, by_sample:
     assert len(tried) <= 6
 
 
-class _EndsAt(ToyModel):
-    """Raises what a device without memory left raises, above some samples."""
-
-    error: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        if len(ids) > 11:
-            raise self.error
-        return super().forward(ids, labels)
-
-
-class Sized(Toy):
-    """Takes a batch size."""
-
-    options: ClassVar[Mapping[str, Option]] = {"batch_size": int}
-    model_class = _EndsAt
-
-
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling")]
 )
 def test_steps_that_run_out_of_memory_do_not_fit_and_all_others_have_a_peak(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_EndsAt, "error", error)
+    monkeypatch.setattr(EndsAt, "error", error)
     workload = Sized("only", 0)
     tried = largest_batch(workload, EAGER, CPU)
     assert [one.batch_size for one in tried] == [3, 6, 12, 9, 10, 11]
@@ -94,7 +73,7 @@ def test_steps_that_run_out_of_memory_do_not_fit_and_all_others_have_a_peak(
 
 
 def test_another_error_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_EndsAt, "error", RuntimeError("shapes do not fit"))
+    monkeypatch.setattr(EndsAt, "error", RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         largest_batch(Sized("only", 0), EAGER, CPU)
 
@@ -104,12 +83,46 @@ def test_a_workload_without_a_batch_size_is_refused() -> None:
         largest_batch(Toy("only", 0), EAGER, CPU)
 
 
-def test_what_was_tried_is_shown_by_size_with_its_memory() -> None:
-    sizes = {8: 2**30, 16: 2 * 2**30, 32: None, 24: 3 * 2**30}
-    tried = [TriedBatch(batch_size=size, peak_memory_bytes=peak) for size, peak in sizes.items()]
-    lines, largest = batch_lines([{"batch_size": one.batch_size, "peak_memory_bytes": one.peak_memory_bytes} for one in tried], 8)
-    assert lines == [
-        "batch_size=8: 1.00 GiB", "batch_size=16: 2.00 GiB", "batch_size=24: 3.00 GiB", "batch_size=32: does not fit",
-        "the largest that fits: 24, 3 times the workload's 8",
-    ]  # fmt: skip
-    assert largest == 24
+def test_a_batch_that_is_split_keeps_even_parts() -> None:
+    tried = largest_batch(Sized("only", 0), CompileSettings.parse("scope=eager,accumulate=3"), CPU)
+    assert [one.batch_size for one in tried] == [3, 6, 12, 24, 48, 36, 30, 33]
+    assert max(one.batch_size for one in tried if one.peak_memory_bytes is not None) == 33  # three parts of 11
+
+
+def test_a_search_ends_in_time() -> None:
+    taken_s = iter([0.0, 0.0, 1000.0, 1000.0])  # begins, then two readings for each size
+
+    def tried_within(budget_s: float) -> list[int]:
+        return [one.batch_size for one in bisected(lambda size: size, start=1, budget_s=budget_s)]
+
+    assert tried_within(0.0) == []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("compile_sweep.harness.diagnostics.largest_batch.time.monotonic", lambda: next(taken_s))
+        assert tried_within(2500.0) == [1]
+
+
+def test_a_search_that_fails_costs_the_measurement_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EndsAt, "error", RuntimeError("shapes do not fit"))
+    workload = Sized("only", 0)
+    found = worker._largest_batch(workload, prepare(workload, EAGER, CPU), ["a finding"], 60.0)
+    assert found == {"findings": ["a finding", "the largest batch was not found: RuntimeError: shapes do not fit"]}
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("peaks", "words"),
+    [
+        (
+            {"8": GIB, "16": 2 * GIB, "32": None, "24": 3 * GIB},
+            "the largest batch that fits: 24, 3 times 8 (memory by batch size: 8 1.00 GiB, 16 2.00 GiB, 24 3.00 GiB, 32 does not "
+            "fit)",
+        ),
+        ({"8": GIB}, "a batch of 8 fits; nothing larger was tried (memory by batch size: 8 1.00 GiB)"),
+        ({"2": None, "1": None}, "no batch fits, not even one sample"),
+        ({}, "no batch size was tried"),
+    ],
+)
+def test_what_was_tried_is_one_line(peaks: dict[str, float | None], words: str) -> None:
+    assert largest_batch_text(peaks, 8) == words

@@ -14,6 +14,7 @@ import pytest
 
 from compile_sweep.harness.toolchain import cpp_header_folder
 from compile_sweep.schema.outcome import Label
+from compile_sweep.schema.record import append, read
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import local_runner
@@ -35,12 +36,13 @@ def servers() -> Iterator[Servers]:
 
 
 def tried(
-    folder: Path, workload: str, servers: Servers | None, spelled: str = "scope=eager", deadline_s: float = 120.0
+    folder: Path, workload: str, servers: Servers | None, spelled: str = "scope=eager", deadline_s: float = 120.0, **own: bool
 ) -> tuple[Assignment, Attempt, list[str]]:
     """Returns one attempt, and the phases that it reported."""
     plan = plan_alone(
-        folder, workload, "only", 0, use_gpu=False, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s, protocol=SHORT
-    )
+        folder, workload, "only", 0, use_gpu=False, compile_deadline_s=deadline_s, trial_deadline_s=deadline_s, protocol=SHORT,
+        **own,
+    )  # fmt: skip
     assignment = Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(spelled))
     phases: list[str] = []
     with patch.dict(os.environ):
@@ -61,6 +63,19 @@ def test_a_setting_is_measured_without_ray_and_leaves_its_log(servers: Servers, 
     assert int(frozen[1]) > 100_000, "the garbage collections of a measurement scan everything that was imported"
     assert attempt.progress is not None
     assert attempt.progress.early_figures["samples_per_s"] > 0
+
+
+def test_a_trial_also_finds_the_largest_batch_and_records_the_memory_of_each(servers: Servers, tmp_path: Path) -> None:
+    assignment, attempt, _ = tried(tmp_path, "toy_workloads:Sized", servers, largest_batch=True)
+    verdict = attempt.verdict(assignment)
+    assert verdict.label is None, verdict
+    append(tmp_path, assignment.record(verdict, phase="done", started_at="", wall_s=9.0, figures=attempt.figures))
+    (record,) = read(tmp_path)
+    peaks = record.batch_peak_bytes
+    assert sorted(peaks, key=int) == ["3", "6", "9", "10", "11", "12"]
+    assert [size for size, peak in peaks.items() if peak is None] == ["12"]
+    assert min(peak for peak in peaks.values() if peak is not None) > 2**20
+    assert record.peak_memory_bytes is not None
 
 
 @pytest.mark.parametrize(
