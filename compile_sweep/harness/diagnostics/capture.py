@@ -140,7 +140,7 @@ class _Reader:
             self._outside = []
 
     def _graph_break(self, record: logging.LogRecord) -> None:
-        found = torch_logs.parse_graph_break(_text(record), torch_logs.numpy_function(sys.exc_info()[1]))
+        found = torch_logs.parse_graph_break(_text(record), torch_logs.broken_function(sys.exc_info()[1]))
         if found.key not in self._breaks:  # torch reports it again for each frame around it, and at every recompile
             self._breaks.add(found.key)
             _add(self._into.graph_break_reasons, found.text)

@@ -6,6 +6,8 @@ Output: one text per finding; its first line is `place: what`, further lines are
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
 import re
 import sys
@@ -175,15 +177,29 @@ def parse_not_converted(message: str, error: BaseException | None) -> str | None
     if frame is None or is_torch_internal(frame[2]) or any(words in str(error) for words in _NO_FALLBACK):
         return None
     where = f"{function_name(frame[1])} ({module_path(frame[2])}:{frame[3]})"
+    stack = [Frame(f.filename, f.lineno or 0, f.name) for f in getattr(error, "real_stack", None) or ()]
     if hasattr(error, "gb_type"):  # refused by torch itself; any other error was swallowed by suppress_errors
         reasons = [_explained(part)[0] for part in str(error).split("*** While handling this graph break")]
-        why = f"torch would not convert it ({'; then '.join(reasons)})"
+        inside = ", inside a `try`" if any(_is_inside_try(one) for one in stack if one.path == frame[2]) else ""
+        why = f"torch would not convert it ({'; then '.join(reasons)}{inside})"
     else:
         text = " ".join(line.strip() for line in str(error).split("\n\n")[0].splitlines())
         why = f"its compile failed and the error was suppressed ({type(error).__name__}: {text})"
-    stack = [Frame(f.filename, f.lineno or 0, f.name) for f in getattr(error, "real_stack", None) or ()]
     at = find_user_frame(stack)
     return shorten_text(f"{where} runs eagerly: {why}{f', at {at.place}' if at else ''}", 2 * LINE_LENGTH)
+
+
+def _is_inside_try(frame: Frame) -> bool:
+    """Tells whether a line is in the body or a handler of a `try` of its function, where Dynamo cannot go on after a break."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.path)))
+    except SyntaxError:  # not Python, such as a template that is compiled to it
+        return False
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+    inner = [one for one in functions if one.lineno <= frame.line <= (one.end_lineno or 0)]
+    tries = (one for one in ast.walk(inner[-1] if inner else tree) if isinstance(one, ast.Try))
+    parts = ((one.body[0].lineno, one.handlers[-1] if one.handlers else one.body[-1]) for one in tries)
+    return any(first <= frame.line <= (last.end_lineno or 0) for first, last in parts)
 
 
 def parse_cudagraph_skip(message: str) -> str:
@@ -226,6 +242,7 @@ _NAMED_IN_CONTEXT = (
     r"UserDefinedObjectVariable\((\w+)\)",
     r"target: <(?:built-in )?(?:function|method) (\w+)",
     r"unsupported operator: ([\w.]+)",
+    r"file matches MOD_SKIPLIST \(\S*/(torch/ao)\)",
     r"^\s+(random_value)_\d+: graph input",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
     r"call_function args: [^\n]*?\b(\w*NNModuleVariable)\b",
@@ -233,10 +250,10 @@ _NAMED_IN_CONTEXT = (
 """Objects that torch could not put into a graph, such as a Generator or an operator; only the developer context names them."""
 
 
-def numpy_function(error: BaseException | None) -> str | None:
-    """Returns the numpy function in which Dynamo failed, from the error it handles; None if it failed elsewhere.
+def broken_function(error: BaseException | None) -> str | None:
+    """Returns the function of numpy, or the assertion, in which Dynamo failed, from the error it handles; else None.
 
-    Dynamo runs torch's own implementations of numpy functions and reports what breaks inside, not which function it was.
+    Dynamo runs torch's own implementations of functions and reports what breaks inside, not which function it was.
     """
     while error is not None:
         step = error.__traceback__
@@ -246,6 +263,9 @@ def numpy_function(error: BaseException | None) -> str | None:
                 return f"numpy.random.{name}"
             if path == f"{_torch_folder()}_numpy/_funcs_impl.py" and not name.startswith(("_", "<")):
                 return f"numpy.{name}"
+            called = getattr(step.tb_frame.f_locals.get("node"), "target", None) if name == "get_fake_value" else None
+            if getattr(called, "__name__", None) == "_assert":
+                return "torch._assert"
             step = step.tb_next
         error = error.__cause__ or error.__context__
     return None

@@ -78,9 +78,14 @@ BREAKS = (
         needs_all=True,
     ),
     Cause(
+        "assertion by a function",
+        "write torch._assert(condition, 'text') as a statement, assert condition, 'text', which stays in the graph",
+        explanation=r"\(torch\._assert\)",
+    ),
+    Cause(
         "value of a tensor",
         "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and "
-        "not in the forward",
+        "not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max())",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
         explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'",
     ),
@@ -102,6 +107,17 @@ BREAKS = (
         explanation=r"`aten\._ctc_loss",
     ),
     Cause(
+        "repeats that are a tensor",
+        "pass the number of rows that come out, repeat_interleave(x, repeats, output_size=n), if it is known beforehand; "
+        "otherwise torch sums up the repeats",
+        explanation=r"`aten\.repeat_interleave",
+    ),
+    Cause(
+        "number of bins",
+        "count with one_hot(ids, num_classes=n).sum(0), which has a known size; bincount looks for the largest number",
+        explanation=r"`aten\.bincount",
+    ),
+    Cause(
         "output of unknown size",
         "the number of rows depends on the data: keep all rows and weight them by a mask, out + mask[:, None] * value, or set "
         "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
@@ -121,6 +137,17 @@ BREAKS = (
         headline=r"convert args/kwargs to proxy",
         explanation=r"UserFunctionVariable|LambdaVariable|NNModuleVariable",
         needs_all=True,
+    ),
+    Cause(
+        "torch.func.linearize",
+        "use torch.func.jvp(function, (x,), (tangent,)), which can be compiled, or call linearize outside the forward",
+        explanation=r"function `disallow_in_graph`",
+    ),
+    Cause(
+        "modules of torch.ao",
+        "torch.compile does not trace torch.ao: quantize with torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, "
+        "high), which it compiles, or train with the quantizers of torchao.quantization.qat",
+        explanation=r"\(torch/ao\)",
     ),
     Cause(
         "tensor subclass",
@@ -259,6 +286,11 @@ BREAKS = (
         headline=r"graph break in loop",
     ),
     Cause(
+        "break in a comprehension",
+        "a break inside a comprehension or generator leaves the whole function uncompiled: fix the break inside it first",
+        headline=r"Reconstruction failure|Missing tp_iternext|Read uninitialized cell",
+    ),
+    Cause(
         "side effect in a checkpoint",
         "what torch.utils.checkpoint or a transform of torch.func calls may not change attributes or lists of the model, or the "
         "whole function runs eagerly: count and collect before or after the call",
@@ -355,9 +387,19 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     place = text.rpartition(", at ")[2] if ", at " in text else None
     there = [one for one in breaks if place is not None and one.startswith((f"{place} ", f"{place}:"))]
     if advice := next(filter(None, map(advice_on_break, there)), None):
-        return advice
+        around = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)
+        return (
+            f"{advice}; a break inside a {around} leaves the whole function eager, so at least move it out" if around else advice
+        )
     return next((advice for pattern, advice in _FALLBACKS if re.search(pattern, text)), None)
 
+
+_BLOCKS = (
+    (r"graph break in loop", "loop"),
+    (r"inside a `try`", "`try`"),
+    (r"break under \w*Context", "`with`"),
+)
+"""Blocks at whose break torch gives up the whole function, by the reasons it gives."""
 
 _FALLBACKS = (
     (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),

@@ -60,6 +60,12 @@ def with_mask(net: Net, x: Tensor) -> Tensor:
     return x + (x[:, 0] > 0).float()[:, None] * net.layer(x)
 
 
+def with_assert_statement(net: Net, x: Tensor) -> Tensor:
+    """Is here because pytest rewrites the assertions of test files."""
+    assert x.abs().sum() < 1e9, "too large"
+    return net.layer(x)
+
+
 def with_hook_added(net: Net, x: Tensor) -> Tensor:
     net.layer.register_forward_hook(lambda module, inputs, output: output * 1)
     return net.layer(x)

@@ -18,8 +18,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_models import TORCH, Case, Net, is_clean, plain, run, with_break_in_loop, with_hook_added, with_mask, with_rows
+from faulty_models import (
+    TORCH,
+    Case,
+    Forward,
+    Net,
+    is_clean,
+    plain,
+    run,
+    with_assert_statement,
+    with_break_in_loop,
+    with_hook_added,
+    with_mask,
+    with_rows,
+)
 from torch import Tensor, nn
+from torch.ao.quantization import FakeQuantize
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from tqdm import tqdm, trange
 
@@ -655,7 +669,108 @@ def with_value_in_a_function(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+def with_assertion(net: Net, x: Tensor) -> Tensor:
+    torch._assert(x.abs().sum() < 1e9, "too large")  # type: ignore[arg-type]  # a tensor is a condition
+    return net.layer(x)
+
+
+def with_mask_of_lengths(net: Net, x: Tensor) -> Tensor:
+    lengths = x[:, 0].abs().long()
+    return net.layer(x) * (torch.arange(int(lengths.max())) < lengths[:, None]).sum()
+
+
+def with_mask_of_a_shape(net: Net, x: Tensor) -> Tensor:
+    lengths = x[:, 0].abs().long()
+    return net.layer(x) * (torch.arange(x.size(1)) < lengths[:, None]).sum()
+
+
+def with_repeats(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).repeat_interleave(torch.arange(4), dim=0)
+
+
+def with_known_repeats(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).repeat_interleave(torch.arange(4), dim=0, output_size=6)
+
+
+def with_bins(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.bincount(x[0].abs().long(), minlength=8)[:8]
+
+
+def with_counted_ids(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + nn.functional.one_hot(x[0].abs().long(), num_classes=8).sum(0)
+
+
+def with_linearized(net: Net, x: Tensor) -> Tensor:
+    y, derivative = torch.func.linearize(net.layer, x)
+    return y + derivative(torch.ones_like(x))
+
+
+def with_jvp(net: Net, x: Tensor) -> Tensor:
+    y, derivative = torch.func.jvp(net.layer, (x,), (torch.ones_like(x),))
+    return y + derivative
+
+
+_quantizer = FakeQuantize()
+
+
+def with_quantizer(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _quantizer(net.layer(x))
+    return y
+
+
+def with_quantized(net: Net, x: Tensor) -> Tensor:
+    return torch.fake_quantize_per_tensor_affine(net.layer(x), net.heat, torch.zeros(1, dtype=torch.int32), -128, 127)
+
+
+def with_break_in_a_comprehension(net: Net, x: Tensor) -> Tensor:
+    return torch.stack([doubled(layer(x)) for layer in net.layers])
+
+
+def with_comprehension(net: Net, x: Tensor) -> Tensor:
+    return torch.stack([2 * layer(x) for layer in net.layers])
+
+
+def with_break_in_a_try(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    try:
+        y = doubled(y)
+    except ValueError:
+        net.last = None
+    return y
+
+
+def with_break_after_a_try(net: Net, x: Tensor) -> Tensor:
+    try:
+        y = net.layer(x)
+    except ValueError:
+        net.last = None
+    return doubled(y)
+
+
+def with_break_in_an_own_context(net: Net, x: Tensor) -> Tensor:
+    with contextlib.suppress(ValueError):
+        return doubled(net.layer(x))
+    return x
+
+
+def with_break_after_an_own_context(net: Net, x: Tensor) -> Tensor:
+    with contextlib.suppress(ValueError):
+        y = net.layer(x)
+    return doubled(y)
+
+
+def with_break_after_a_loop(net: Net, x: Tensor) -> Tensor:
+    return doubled(with_loop(net, x))
+
+
 BREAKS = [
+    Case("assertion by a function", with_assertion, with_assert_statement),
+    Case("value of a tensor", with_mask_of_lengths, with_mask_of_a_shape),
+    Case("repeats that are a tensor", with_repeats, with_known_repeats),
+    Case("number of bins", with_bins, with_counted_ids),
+    Case("torch.func.linearize", with_linearized, with_jvp),
+    Case("modules of torch.ao", with_quantizer, with_quantized),
+    Case("break in a comprehension", with_break_in_a_comprehension, with_comprehension),
     Case("numpy and scipy", with_numpy_padding, with_torch_padding),
     Case("causal mask", with_mask_looked_at, with_mask_declared),
     Case("print, logging and warnings", with_text_kept, with_tensor_kept),
@@ -774,6 +889,24 @@ def test_a_fallback_at_a_break_of_unknown_cause_still_has_advice() -> None:
     advice = breaks.advice_on_fallback(fallback, ["model.py:7 in forward: Something new"])
     assert advice is not None
     assert advice.startswith("remove the graph break")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "block"),
+    [
+        (with_break_in_a_try, with_break_after_a_try, "`try`"),
+        (with_break_in_an_own_context, with_break_after_an_own_context, "`with`"),
+        (with_break_in_loop, with_break_after_a_loop, "loop"),
+    ],
+)
+def test_a_break_that_leaves_a_function_eager_is_told_with_its_block_and_moved_out_it_does_not(
+    before: Forward, after: Forward, block: str
+) -> None:
+    found = run(before)
+    advice = breaks.advice_on_fallback(found.fallbacks[0], found.graph_break_reasons)
+    assert f"a break inside a {block} leaves the whole function eager" in str(advice), found.fallbacks
+    assert run(after).fallbacks == []
 
 
 def test_the_users_line_and_the_hints_do_not_decide() -> None:

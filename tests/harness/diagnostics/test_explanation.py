@@ -70,7 +70,7 @@ def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
         "  code: if x.item() > 0:",
         "  hint: capture_scalar_outputs",
         "  → keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step "
-        "and not in the forward",
+        "and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max())",
     ]
 
 
