@@ -89,7 +89,7 @@ def apply_to_modules(
     """Compiles the targets or their repeated blocks; nothing compiles before their next call.
 
     Raises:
-        ScriptError: scope=regional, and no target has repeated blocks.
+        ScriptError: scope=regional, and no target has repeated blocks; or the gradients of all targets are differentiated again.
         SettingsError: There is a memory format, and no weights that it applies to.
     """
     if settings.stance is not None:
@@ -106,6 +106,7 @@ def apply_to_modules(
                 block.forward = nested(block)
     if settings.scope is Scope.EAGER:
         return
+    targets = compilable(targets)
     arguments = compile_arguments(settings)
     for module, dims in _compiled_apart(settings, targets, block_shapes):
         compiled: Call = _compile(with_own_code(module.forward), **arguments)
@@ -113,6 +114,21 @@ def apply_to_modules(
             compiled = marked_forward(module, compiled, dims)
         vars(module)["_compiled_call_impl"] = calling(module, compiled)
     before_graphs(settings, targets)
+
+
+def compilable(targets: Sequence[Target]) -> list[Target]:
+    """Returns the targets that can be compiled.
+
+    Raises:
+        ScriptError: There are none.
+    """
+    if found := [target for target in targets if not target.differentiated_twice]:
+        return found
+    names = ", ".join(target.name for target in targets)
+    raise ScriptError(
+        f"the script differentiates the gradients of {names} again (create_graph=True), which compiled code cannot do; use "
+        "scope=eager, whose settings of optimizer, precision and attention kernel still apply"
+    )
 
 
 def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
@@ -302,7 +318,7 @@ def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
     words: list[str] = []
     if settings.scope is not Scope.EAGER:
         words.append(f"scope={settings.scope}")
-        for target in found.targets:
+        for target in found.compiled:
             names = target.blocks if settings.scope is Scope.REGIONAL else [""]
             prefix = f"{target.name}." if len(found.targets) > 1 else ""
             targets |= {f"{prefix}{name}" or target.name: target.module.get_submodule(name).forward for name in names}

@@ -59,6 +59,8 @@ class Target:
     """Shapes of its arguments, per call."""
     autocast: torch.dtype | None = None
     """Autocast dtype when it is called."""
+    differentiated_twice: bool = False
+    """Whether its gradients are differentiated again (`create_graph=True`), as no compiled code's can be."""
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +112,11 @@ class Discovery:
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
+
+    @property
+    def compiled(self) -> list[Target]:
+        """The targets that settings compile."""
+        return [target for target in self.targets if not target.differentiated_twice]
 
     @property
     def anchor(self) -> Optimizer | None:
@@ -168,7 +175,7 @@ class Discovery:
 
     def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module's call and records facts about it."""
-        if not _is_of_the_loop():
+        if not _is_of_the_loop() or _passes_on(module):
             return run(module, *args, **kwargs)
         if self._depth:
             if module in self._blocks:
@@ -181,11 +188,14 @@ class Discovery:
         before = _generator_states(target.device) if target is not None and not target.draws and target.calls <= 2 else None
         self._depth += 1
         try:
-            return run(module, *args, **kwargs)
+            outputs = run(module, *args, **kwargs)
         finally:
             self._depth -= 1
             if target is not None and before is not None:
                 target.draws = before != _generator_states(target.device)
+        if target is not None:
+            _note_second_derivatives(target, outputs)
+        return outputs
 
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loss function and records its name, unless a module calls it."""
@@ -206,10 +216,32 @@ class Discovery:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns the module inside the script's own `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
-    while isinstance(module, OptimizedModule | nn.parallel.DistributedDataParallel | nn.DataParallel):
-        module = module._orig_mod if isinstance(module, OptimizedModule) else module.module
-    return module
+    """Returns the module inside `torch.compile`'s, `DistributedDataParallel`, `DataParallel` or Lightning Fabric's."""
+    while True:
+        if isinstance(module, OptimizedModule):
+            module = module._orig_mod
+        elif isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            module = module.module
+        elif _passes_on(module):
+            module = module._forward_module  # type: ignore[assignment]
+        else:
+            return module
+
+
+def _passes_on(module: nn.Module) -> bool:
+    """Tells whether a module is Lightning Fabric's, which converts arguments for another module and hooks its outputs."""
+    return type(module).__name__ == "_FabricModule"
+
+
+def _note_second_derivatives(target: Target, outputs: Any) -> None:
+    """Notes whether gradients come back to a target's outputs while gradients are on, as they do with `create_graph=True`."""
+
+    def note(gradient: Tensor) -> None:
+        target.differentiated_twice |= torch.is_grad_enabled()
+
+    for _, output in tensors_in({"": outputs}):
+        if output.grad_fn is not None:
+            output.register_hook(note)
 
 
 class Watch:
@@ -292,10 +324,10 @@ class Watch:
 
 def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
     """Names targets as the script does, by a variable that holds them or a module around them; otherwise by their class."""
-    modules = {name: value for name, value in namespace.items() if isinstance(value, nn.Module)}
+    modules = {name: unwrapped(value) for name, value in namespace.items() if isinstance(value, nn.Module)}
     inner = {id(part): f"{name}.{at}" for name, module in modules.items() for at, part in module.named_modules() if at}
     for target in targets:
-        held = (name for name, value in modules.items() if value is target.module or value is target.called)
+        held = (name for name, value in modules.items() if value is target.module)
         name = next(held, inner.get(id(target.module), type(target.module).__name__))
         taken = sum(other.name.partition(" ")[0] == name for other in targets)
         target.name = f"{name} {taken + 1}" if taken else name

@@ -82,7 +82,8 @@ def compile_s_of(session: Session) -> float:
 
 def source(session: Session) -> str:
     """Returns the settings as Python, for a person who applies them by hand."""
-    names = ", ".join(f"{one.name} ({type(one.module).__name__})" for one in session.found.targets)
+    found = session.found.targets if session.settings.as_written else session.found.compiled
+    names = ", ".join(f"{one.name} ({type(one.module).__name__})" for one in found)
     if session.settings.as_written:
         return f"# Nothing is applied: {names} runs as the script has it.\n"
     return (
@@ -102,6 +103,9 @@ def other_batch_size(session: Session) -> str | None:
         f"the script was given a batch size of {asked}, and a step has {found}, so that sizes cannot be compared; name the "
         "option that sets it with --batch-arg, or leave batch_size out"
     )
+
+
+TWICE = "always run eagerly, because the script differentiates its gradients again (create_graph=True)"
 
 
 def findings(session: Session) -> list[str]:
@@ -125,6 +129,7 @@ def _findings(session: Session) -> Iterator[str]:
                 f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks",
                 f"batches that change in {dims}" if dims else "batches of one shape",
                 *(["random numbers in the forward"] if target.draws else []),
+                *([TWICE] if target.differentiated_twice else []),
             ]
         )
     for optimizer in found.optimizers:

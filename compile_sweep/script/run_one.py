@@ -77,7 +77,7 @@ class Reporter:
         found: dict[str, Any] = {
             "findings": measured.findings(session),
             "facts": numbers.facts_of(session.found),
-            "has_blocks": any(target.blocks for target in session.found.targets),
+            "has_blocks": any(target.blocks for target in session.found.compiled),
         }
         if session.trajectory is not None:
             numbers.save(session.trajectory, self._folder / "trajectory")

@@ -319,7 +319,7 @@ class Session:
                 samples, tokens = _size_of(args, kwargs)
                 self._size[0] += samples
                 self._size[1] += tokens
-            if self._keeps_calls and torch.is_grad_enabled():
+            if self._keeps_calls and torch.is_grad_enabled() and not target.differentiated_twice:
                 return self._calls.call(target, inner, args, kwargs)
             return inner(*args, **kwargs)
 

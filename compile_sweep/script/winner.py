@@ -257,7 +257,7 @@ class Applier:
         losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
         for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers)):
             self._say(sentence)
-        names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.targets)
+        names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.compiled)
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}")
 
 

@@ -379,6 +379,17 @@ EVALUATES = "model(torch.randn(4, 8)).sum().backward()\n    with torch.no_grad()
 
 CLOSURE = "def closure():\n    loss = model(torch.ones(4, 8)).square().mean() + 1\n    loss.backward()\n    return loss\n"
 
+FABRIC = """
+class _FabricModule(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self._forward_module = module
+    def forward(self, x):
+        output = self._forward_module(x)
+        output.register_hook(lambda gradient: print(end="") if gradient.sum().item() else None)
+        return output
+"""
+
 WAYS = {
     "a method other than forward": NET + LOOP.replace("STEP", "model.training_step(torch.randn(4, 8)).backward()"),
     "three forwards": NET
@@ -395,6 +406,8 @@ WAYS = {
     "a model that moves after its optimizer is made": NET
     + "model.to('cpu').double()\n"
     + LOOP.replace("STEP", CALL.replace("4, 8)", "4, 8).double()")),
+    "Lightning Fabric's wrapper": NET.replace("model = Net()", FABRIC + "model = _FabricModule(Net())")
+    + LOOP.replace("STEP", CALL),
     "a scheduler": NET
     + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
     + LOOP.replace("STEP", CALL)
@@ -407,7 +420,7 @@ def test_one_module_is_compiled_however_the_script_is_written(run: Run, folder: 
     (folder / "written.py").write_text(WAYS[way])
     session, error = run("written.py", AOT)
     assert error is session.error is None
-    assert [target.name for target in session.found.targets] == ["model"]
+    assert [(target.name, type(target.module).__name__) for target in session.found.targets] == [("model", "Net")]
     figures = measured.measurement(session)
     assert figures.graphs >= 1
     assert figures.fallbacks == []
@@ -480,3 +493,37 @@ def test_steps_that_a_script_marks_itself_are_steps(run: Run, folder: Path) -> N
     assert session.found.marked
     assert session.step_size()[0] == 8
     assert measured.measurement(session).graphs >= 1
+
+
+PENALTY = """
+import torch
+critic, generator = torch.nn.Linear(8, 1), torch.nn.Linear(4, 8)
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (critic, generator)]
+for _ in range(3000):
+    x = torch.randn(4, 8, requires_grad=True)
+    score = critic(x).square().sum()
+    (slope,) = torch.autograd.grad(score, x, create_graph=True)
+    (score + slope.square().mean()).backward()
+    optimizers[0].step()
+    optimizers[0].zero_grad()
+    (-critic(generator(torch.randn(4, 4))).mean()).backward()
+    optimizers[1].step()
+    optimizers[1].zero_grad()
+"""
+
+
+def test_a_module_whose_gradients_are_differentiated_again_stays_eager(run: Run, folder: Path) -> None:
+    (folder / "penalty.py").write_text(PENALTY)
+    session, error = run("penalty.py", AOT)
+    assert error is session.error is None
+    assert [target.name for target in session.found.targets] == ["critic", "generator"]
+    assert [target.name for target in session.found.compiled] == ["generator"]
+    figures = measured.measurement(session)
+    assert figures.graphs == 1
+    assert figures.fallbacks == []
+    assert any(line.startswith("module critic") and "always run eagerly" in line for line in measured.findings(session))
+    alone = PENALTY.partition("    (-critic")[0].replace("(critic, generator)", "(critic,)")
+    (folder / "alone.py").write_text(alone)
+    session, error = run("alone.py", AOT)
+    assert "differentiates the gradients of critic again (create_graph=True)" in str(error or session.error)
+    assert run("alone.py", "scope=eager,optimizer=fused")[1] is None
