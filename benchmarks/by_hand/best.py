@@ -1,7 +1,7 @@
 """The best that an expert writes by hand, lever by lever.
 
-The jobs are those of the workloads `gpt2` (small), `resnet` (resnet50), `segmentation` (b0) and `captioning` (base), and
-`gpt2_script`, the script of that name beside this one, with levers as its own options.
+The jobs are those of the workloads `gpt2` (small), `resnet` (resnet50), `segmentation` (b0) and `captioning` (base), and the
+scripts beside this one, which have the levers as options.
 
 Background: a sweep of ten minutes is worth its time only if it finds what an expert would have found. Each way below is plain
 torch, on the same model, batches, autocast and optimizer as the workload, and uses the levers that a sweep has: CUDA graphs,
@@ -97,8 +97,34 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
         "CUDA graphs, fused, tuned": {"words": ["--compile", "--fused", "--mode", "max-autotune"]},
     },
+    "convnext_script": {
+        "eager": {},
+        "eager, fused, channels_last": {"words": ["--fused", "--channels-last"]},
+        "compiled, fused": {"words": ["--compile", "--fused"]},
+        "compiled, fused, channels_last": {"words": ["--compile", "--fused", "--channels-last"]},
+        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+        "CUDA graphs, fused, channels_last": {
+            "words": ["--compile", "--fused", "--channels-last", "--mode", "reduce-overhead"],
+        },
+        "CUDA graphs, fused, channels_last, tuned": {
+            "words": ["--compile", "--fused", "--channels-last", "--mode", "max-autotune"],
+        },
+    },
+    "llama_script": {
+        "eager": {},
+        "eager, fused": {"words": ["--fused"]},
+        "compiled, fused": {"words": ["--compile", "--fused"]},
+        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead", "--keep-gradients"]},
+        "CUDA graphs, fused, tuned": {"words": ["--compile", "--fused", "--mode", "max-autotune", "--keep-gradients"]},
+    },
 }
-SCRIPT = "gpt2_script"
+_TINY_LANGUAGE = {"layers": 2, "heads": 2, "width": 32, "length": 32, "batch": 2, "vocabulary": 128, "steps": 9}
+SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
+    "gpt2_script": (16, 2, _TINY_LANGUAGE),
+    "convnext_script": (128, 2, {"width": 8, "depth": 1, "pixels": 64, "batch": 2, "classes": 5, "steps": 9}),
+    "llama_script": (16, 4, _TINY_LANGUAGE),
+}
+"""Samples of a step of each script beside this file, those with a tiny model, and the words for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,17 +319,17 @@ def run_alone(name: str, way: str, *, tiny: bool, least_s: float) -> None:
     print(json.dumps({"job": name, "way": way, "card": card, "torch": torch.__version__, **figures}), flush=True)
 
 
-def run_script(way: str, *, tiny: bool) -> int:
-    """Runs the script as a user would, prints the line with its result, and returns its exit code."""
-    size = {"layers": 2, "heads": 2, "width": 32, "length": 32, "batch": 2, "vocabulary": 128, "steps": 9} if tiny else {}
-    words = [*WAYS[SCRIPT][way].get("words", ()), *(f"--{name}={value}" for name, value in size.items())]
+def run_script(name: str, way: str, *, tiny: bool) -> int:
+    """Runs a script as a user would, prints the line with its result, and returns its exit code."""
+    samples, tiny_samples, size = SCRIPTS[name]
+    words = [*WAYS[name][way].get("words", ()), *(f"--{option}={value}" for option, value in size.items() if tiny)]
     run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("gpt2_script.py")), *words], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, str(Path(__file__).with_name(f"{name}.py")), *words], stdout=subprocess.PIPE, text=True, check=False
     )
     if found := re.search(r"([\d.]+) ms a step", run.stdout):
-        samples_per_s = round(size.get("batch", 16) * 1e3 / float(found[1]), 1)
+        samples_per_s = round((tiny_samples if tiny else samples) * 1e3 / float(found[1]), 1)
         card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        told = {"job": SCRIPT, "way": way, "card": card, "torch": torch.__version__, "samples_per_s": samples_per_s}
+        told = {"job": name, "way": way, "card": card, "torch": torch.__version__, "samples_per_s": samples_per_s}
         print(json.dumps(told), flush=True)
     return run.returncode
 
@@ -324,8 +350,8 @@ def main() -> int:
         return 0
     failed = 0
     for way in chosen:
-        if options.job == SCRIPT:
-            failed += run_script(way, tiny=options.tiny) != 0
+        if options.job in SCRIPTS:
+            failed += run_script(options.job, way, tiny=options.tiny) != 0
             continue
         words = [sys.executable, "-m", "benchmarks.by_hand.best", options.job, "--way", way, "--here"]
         words += ["--least-s", str(options.least_s), *(["--tiny"] if options.tiny else [])]

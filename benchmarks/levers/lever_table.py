@@ -118,7 +118,7 @@ JOBS: Mapping[str, Job] = {
     "gpt2": Job(
         "gpt2",
         "small",
-        f"scope=full,dynamic=auto,{_GRAPHS}",
+        f"scope=full,{_GRAPHS}",
         {
             **_COMPILED,
             "whole model in one piece": without(scope="regional"),
@@ -129,12 +129,12 @@ JOBS: Mapping[str, Job] = {
         },
     ),
     "resnet": Job(
-        "resnet", "resnet50", f"scope=full,dynamic=auto,memory_format=channels_last,{_GRAPHS}", {**_OF_IMAGES, **_INDUCTOR}
+        "resnet", "resnet50", f"scope=full,memory_format=channels_last,{_GRAPHS}", {**_OF_IMAGES, **_INDUCTOR}
     ),
     "segmentation": Job(
         "segmentation",
         "b0",
-        f"scope=full,dynamic=auto,memory_format=channels_last,{_GRAPHS}",
+        f"scope=full,memory_format=channels_last,{_GRAPHS}",
         {**_OF_IMAGES, **_ATTENTION, **_INDUCTOR},
     ),
     # Compiles in 24 s where the whole model takes 93, so a budget has room for more levers. Blocks have nearly all kernels.
