@@ -118,13 +118,14 @@ def cold(compiler: Compiler) -> Ran:
 
 @pytest.fixture(scope="module")
 def other(compiler: Compiler) -> Ran:
-    return compiler("tanh")
+    """Compiles graphs that consist of matrix products only, which need no C++ compiler."""
+    return compiler("plain")
 
 
 @pytest.fixture(scope="module")
 def warm(compiler: Compiler, cold: Ran, other: Ran) -> Ran:
     """Compiles both models of two trials, given their artifacts."""
-    return compiler("relu", "tanh", restored=(cold, other))
+    return compiler("relu", "plain", restored=(cold, other))
 
 
 @pytest.mark.slow
@@ -189,13 +190,13 @@ def test_a_bundle_serves_a_process_that_imports_only_torch(cold: Ran, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_traced_function_is_restored_where_torch_keeps_it(compiler: Compiler) -> None:
-    traced = compiler("relu", precompile=True)
-    assert traced.misses == {"precompile": 1, "aot_autograd": 1, "inductor": 2}
+def test_a_traced_function_is_restored_where_torch_keeps_it(compiler: Compiler, cold: Ran) -> None:
+    traced = compiler("relu", restored=(cold,), precompile=True)
+    assert (traced.misses, traced.hits) == ({"precompile": 1, "aot_autograd": 1}, {"inductor": 2})
     started = compiler("relu", restored=(traced,), precompile=True)
     assert started.misses == {}
     assert started.hits == {"precompile": 1}
-    assert started.saved_s > traced.compile_s / 2
+    assert started.saved_s > 0
     assert started.names == traced.names
 
 
