@@ -83,6 +83,16 @@ def _existing_objects_are_no_garbage() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _guards_are_not_timed() -> None:
+    """Keeps Dynamo from timing the guards of each graph, for a line in its debug log.
+
+    It flushes the CPU's caches first, which takes 24 ms, a fifth of a small model's compile.
+    """
+    if (guards := sys.modules.get("torch._dynamo.guards")) is not None:
+        vars(guards)["profile_guard_manager"] = lambda *_: 0.0
+
+
+@pytest.fixture(autouse=True)
 def _torch_is_left_as_it_was() -> Iterator[None]:
     """Fails a test that changes torch's process-wide switches, since otherwise a later test would fail instead."""
     before = _torch_switches()

@@ -78,15 +78,21 @@ def with_break_in_loop(net: Net, x: Tensor) -> Tensor:
     return x
 
 
-def run(forward: Forward, *, dynamic: bool | None = None, around: Callable[[Net, int], Any] | None = None) -> Diagnostics:
-    """Runs ten training steps of a compiled model with this forward."""
+FEW = 4
+"""Steps in which a graph break is met, and a recompile more than once."""
+
+
+def run(
+    forward: Forward, *, steps: int = 10, dynamic: bool | None = None, around: Callable[[Net, int], Any] | None = None
+) -> Diagnostics:
+    """Runs training steps of a compiled model with this forward."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = type("Model", (Net,), {"forward": forward})()
     compiled = torch.compile(net, backend="eager", dynamic=dynamic)
     with capture_diagnostics() as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number in range(10):
+        for number in range(steps):
             with around(net, number) if around else contextlib.nullcontext():
                 compiled(torch.randn(4, 8))
     return found

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from faulty_models import (
+    FEW,
     TORCH,
     Case,
     Forward,
@@ -860,12 +861,12 @@ _ON_NEWER_TORCH = {with_forked_state: ["value that is not a tensor"], with_ufunc
 def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     if case.before is with_text_of_values and TORCH >= (2, 14):
         pytest.skip("Dynamo of torch 2.14 and 2.15 raises an internal error when it formats a value read by .item()")
-    found = run(case.before)
+    found = run(case.before, steps=FEW)
     named = [cause.name for text in found.graph_break_reasons if (cause := breaks.cause_of_break(text))]
     told = [cause.name for text in found.fallbacks if (cause := breaks.cause_of_break(f"x: {text}"))]
     expected = {case.cause, *(_ON_NEWER_TORCH.get(case.before, ()) if TORCH >= (2, 14) else ())}
     assert expected & {*named, *told}, [*found.graph_break_reasons, *found.fallbacks]
-    assert is_clean(run(case.after))
+    assert is_clean(run(case.after, steps=FEW))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_models import TORCH, Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
+from faulty_models import FEW, TORCH, Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -192,11 +192,11 @@ GUARDS = [
 
 @pytest.mark.parametrize("case", GUARDS, ids=lambda case: case.cause)
 def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
-    found = run(case.before, dynamic=False)
+    found = run(case.before, steps=FEW, dynamic=False)
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
     assert guards
     assert {cause.name for guard in guards if (cause := cause_of_guard(guard))} == {case.cause}, guards
-    after = run(case.after, dynamic=False)
+    after = run(case.after, steps=FEW, dynamic=False)
     assert not after.recompile_reasons
 
 
