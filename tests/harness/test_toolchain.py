@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,46 +13,36 @@ from torch._inductor import cpu_vec_isa
 
 from compile_sweep.harness import toolchain
 
-WARMS = """
-import json, os, subprocess, sys, time
-import compile_sweep.harness.toolchain as toolchain
-
-folder, rounds = sys.argv[1], json.loads(sys.argv[2])
-toolchain.default_cache_dir = lambda: folder
-
-def compiled(code, start):
-    def compiles(*words, **options):
-        os.write(1, b"compiles ")
-        time.sleep(0.5)
-        return subprocess.CompletedProcess(words, code)
-
-    toolchain.subprocess = type("Nothing", (), {"run": staticmethod(compiles)})
-    os.read(start, 1)
-    toolchain.warm_cpp_headers()
-
-for codes in rounds:
-    start, begin = os.pipe()
-    children = []
-    for code in codes:
-        if (child := os.fork()) == 0:
-            try:
-                compiled(code, start)
-            finally:
-                os._exit(int(sys.exc_info()[0] is not None))
-        children.append(child)
-    os.write(begin, b"x" * len(codes))
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(codes)
-    os.write(1, b"| ")
-"""
-
 
 @pytest.mark.slow
-def test_of_processes_that_begin_together_one_makes_the_headers_and_a_failure_is_tried_again(tmp_path: Path) -> None:
-    # For processes that begin together, the exit code that the compile of each would have.
-    rounds = [[1], [-9], [0, 0, 0], [0]]
-    command = [sys.executable, "-c", WARMS, str(tmp_path / "new"), json.dumps(rounds)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert [one.count("compiles") for one in said.split("|")[:-1]] == [1, 1, 1, 0]
+def test_of_trials_that_begin_together_one_makes_the_headers_and_a_failure_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads stand for processes, because a file's lock excludes whoever has opened the file anew."""
+    compiled: list[int] = []
+
+    def together(*codes: int) -> int:
+        """Returns how many of these trials compile, given the exit code that the compile of each would have."""
+        begin, before = threading.Barrier(len(codes)), len(compiled)
+
+        def trial(code: int) -> None:
+            begin.wait()
+            code_of[threading.get_ident()] = code
+            toolchain.warm_cpp_headers()
+
+        with ThreadPoolExecutor(len(codes)) as pool:
+            list(pool.map(trial, codes))
+        return len(compiled) - before
+
+    def compiles(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+        compiled.append(code := code_of[threading.get_ident()])
+        time.sleep(0.2)
+        return subprocess.CompletedProcess(words, code)
+
+    code_of: dict[int, int] = {}
+    monkeypatch.setattr(toolchain, "default_cache_dir", lambda: str(tmp_path / "new"))
+    monkeypatch.setattr(toolchain.subprocess, "run", compiles)
+    assert [together(1), together(-9), together(0, 0, 0), together(0)] == [1, 1, 1, 0]
 
 
 def test_a_later_process_knows_what_the_checks_of_vector_instructions_found(
