@@ -1,4 +1,4 @@
-"""The source passes mypy: a test, so that its minute on one core passes beside other tests."""
+"""The source passes mypy: a test, so that its half minute on one core passes beside other tests."""
 
 from __future__ import annotations
 
