@@ -195,7 +195,9 @@ def _source(workload: Workload, question: Mapping[str, Any]) -> str:
 
 def _largest_batch(workload: Workload, question: Mapping[str, Any]) -> list[dict[str, Any]]:
     from compile_sweep.harness.diagnostics.largest_batch import largest_batch
+    from compile_sweep.harness.toolchain import compile_whole_files
 
+    compile_whole_files()
     with explained_failures():
         tried = largest_batch(workload, CompileSettings.parse(question["settings"]), question["device"])
     return [asdict(one) for one in tried]

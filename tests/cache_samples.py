@@ -8,6 +8,10 @@ from typing import Any
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from orchestrator.artifacts import Entry, Manifest
 
+_HEAD = b"\x7fELF\x02\x01" + bytes(34) + (1000).to_bytes(8, "little") + bytes(10) + bytes([64, 0, 2, 0]) + bytes(2)
+LIBRARY = _HEAD + bytes(1000 + 2 * 64 - len(_HEAD))
+"""A whole library, as far as its head says: two sections, whose table begins at byte 1000."""
+
 FACTS = {"torch": "2.13.0", "gpu": "NVIDIA H200", "python": "3.11.7"}
 
 

@@ -137,6 +137,11 @@ _SLOW_START = re.compile(r"worker group startup timed out")
 """What Ray Train reports when its workers do not come up in time."""
 
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_CUT_SHORT = re.compile(
+    r"file too short|invalid ELF header|cannot read file data|while reading precompiled header|cannot read (?:PCH|\S+\.gch)"
+)
+"""What loaders and compilers report of half a file, which a process leaves that is killed while it writes."""
+
 _DEVICE_LOST = re.compile(
     r"uncorrectable ECC|uncorrectable NVLink|[Dd]evice is lost|GPU is lost|fallen off the bus|no CUDA-capable device"
     r"|No CUDA GPUs are available|with GPUs, no GPUs found"
@@ -298,6 +303,9 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
         return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {text}")
     if _DEVICE_FAULT.search(everything):
         return verdict_of(Label.DEVICE_FAULT, f"the GPU stopped a faulty kernel {where}: {text}")
+    if _CUT_SHORT.search(everything):
+        advice = "a process that was killed left half of that file, which is no fault of the setting: remove it, and try again"
+        return verdict_of(Label.EXCEPTION, f"{text} ({where}); {advice}")
     if error_type.startswith("ray."):
         return verdict_of(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
     if death.num_workers > 1 and is_let_down(error_type, death.error_text):

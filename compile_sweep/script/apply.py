@@ -73,6 +73,10 @@ def process_wide(settings: CompileSettings) -> None:
 
     It stays in force, because the process is the script's.
     """
+    if settings.scope is not Scope.EAGER:
+        from compile_sweep.harness.toolchain import compile_whole_files  # loads the compiler
+
+        compile_whole_files()
     for name, value in settings.config.items():
         module, _, setting = name.rpartition(".")
         setattr(config_module(module), setting, value)

@@ -27,7 +27,7 @@ from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.protocol import Protocol, together
-from compile_sweep.harness.toolchain import start_compile_workers, warm_cpp_headers
+from compile_sweep.harness.toolchain import compile_whole_files, start_compile_workers, warm_cpp_headers
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import measured, numbers
@@ -129,6 +129,7 @@ def main(assignment: Path) -> None:
         on_first_pass=reporter.on_first_pass,
         on_over=reporter.on_over,
     )
+    compile_whole_files()
     if kind is Kind.MEASURED and torch.cuda.is_available():
         start_compile_workers()
     elif kind is Kind.MEASURED:

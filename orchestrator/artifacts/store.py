@@ -158,7 +158,7 @@ class ArtifactStore:
     def fetch(self, entries: Sequence[Entry], environment: str) -> Fetched:
         """Reads the entries' artifacts and verifies them.
 
-        A content that does not match its digest is also removed, so that the next publish writes it anew.
+        A content that does not match its digest, or is half a library, is also removed, so that the next publish writes it anew.
         """
         artifacts, refused, damaged = [], [], set()
         trusted = []
@@ -175,8 +175,11 @@ class ArtifactStore:
             elif hashlib.sha256(content).hexdigest() != entry.digest:
                 damaged.add(entry.digest)
                 refused.append(f"{entry} is damaged: its content is not what was published")
+            elif (artifact := Artifact(kind=entry.kind, key=entry.key, content=content, cost_s=entry.cost_s)).is_cut_short:
+                damaged.add(entry.digest)
+                refused.append(f"{entry} is damaged: it was cut short before it was published, as by a process that was killed")
             else:
-                artifacts.append(Artifact(kind=entry.kind, key=entry.key, content=content, cost_s=entry.cost_s))
+                artifacts.append(artifact)
         if damaged:
             self._shelf.drop_blobs(damaged)
         return Fetched(artifacts=tuple(artifacts), refused=tuple(refused))

@@ -218,6 +218,7 @@ def _measure(
     from compile_sweep.harness.protocol import Protocol, told_by_all
     from compile_sweep.harness.toolchain import (
         check_vector_instructions,
+        compile_whole_files,
         cpp_header_folder,
         link_cpp_headers,
         start_compile_workers,
@@ -226,6 +227,7 @@ def _measure(
     from compile_sweep.harness.warm_start import Start, restart
     from compile_sweep.schema.record import Measurement
 
+    compile_whole_files()
     if not plan.use_gpu:
         warm_cpp_headers()
         if plan.explains:

@@ -204,6 +204,15 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         {"error_type": "builtins.OSError", "error_text": "[Errno 28] No space left on device: '/tmp/x'"},
         ["a disk was full", "No space left"],
     ),
+    (
+        Label.EXCEPTION,
+        {
+            "error_type": "torch._inductor.exc.InductorError",
+            "error_text": "OSError: /tmp/torchinductor_me/ab/cabc.main.so: file too short",
+            "error_is_compilers": True,
+        },
+        ["cabc.main.so: file too short", "no fault of the setting: remove it"],
+    ),
     (Label.DISK_FULL, {"error_text": "[Errno 28] No space left on device"}, ["a disk was full"]),
     (
         Label.ACTOR_LOST,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,3 +27,27 @@ class Artifact:
     def digest(self) -> str:
         """SHA-256 of the content, in hex."""
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it is a part of a compiled library, as a process leaves it that is killed while it compiles."""
+        return self.kind == "code" and is_cut_short(self.key, self.content[:ELF_HEAD_BYTES], len(self.content))
+
+
+ELF_HEAD_BYTES = 64
+
+
+def is_cut_short(name: str, head: bytes, num_bytes: int) -> bool:
+    """Tells whether a compiled file is incomplete: ELF files end with a table that their head, written last, locates.
+
+    Args:
+        name: The file's name.
+        head: Its first 64 bytes.
+        num_bytes: Its size.
+    """
+    if head[:4] != b"\x7fELF" or len(head) < ELF_HEAD_BYTES:
+        return name.endswith((".so", ".o"))
+    order = "<" if head[5] == 1 else ">"
+    (table_at,) = struct.unpack_from(f"{order}Q", head, 0x28)
+    entry_bytes, num_entries = struct.unpack_from(f"{order}HH", head, 0x3A)
+    return bool(num_bytes < table_at + entry_bytes * num_entries)

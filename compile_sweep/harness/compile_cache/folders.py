@@ -85,7 +85,9 @@ _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 
 
 def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Artifact]:
-    """Yields all artifacts in the folders. Costs are not known here, and keys of guarded entries still lack their guards.
+    """Yields all artifacts in the folders, except libraries that were cut short.
+
+    Costs are not known here, and keys of guarded entries still lack their guards.
 
     Args:
         folders: Folders of a process.
@@ -116,7 +118,9 @@ def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Ite
         if path.suffix == ".best_config":
             yield at(path, ArtifactKind.AUTOTUNE, f"{path.parent.name}/{path.name}")
         elif path.suffix in _CARRIED_CODE:
-            yield at(path, ArtifactKind.CODE, f"{path.parent.name}/{path.name}")
+            library = at(path, ArtifactKind.CODE, f"{path.parent.name}/{path.name}")
+            if not library.is_cut_short:
+                yield library
 
     def kernel(folder: Path) -> Artifact | None:
         if folder in known:

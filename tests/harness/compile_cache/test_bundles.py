@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_samples import LIBRARY
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._guards import CompileContext, CompileId
 from torch._inductor import config as inductor_config
@@ -65,17 +66,17 @@ def test_what_was_restored_is_not_read_again(tmp_path: Path) -> None:
     kernel.mkdir(parents=True)
     (kernel / "add.cubin").write_bytes(b"\x7fELF")
     (folders.inductor / "ab").mkdir(parents=True)
-    (folders.inductor / "ab" / "library.so").write_bytes(b"\x7fELF")
+    (folders.inductor / "ab" / "library.so").write_bytes(LIBRARY)
     given = list(cache_folders.read_artifacts(folders))
     assert [str(artifact.kind) for artifact in given] == ["code", "triton"]
     (kernel / "add.cubin").write_bytes(b"later")  # no cache changes what it has written
-    (folders.inductor / "ab" / "own.so").write_bytes(b"made here")
+    (folders.inductor / "ab" / "own.cubin").write_bytes(b"made here")
     found = list(cache_folders.read_artifacts(folders, given))
     assert [artifact for artifact in found if artifact in given] == given
-    assert [(artifact.key, artifact.content) for artifact in found if artifact not in given] == [("ab/own.so", b"made here")]
+    assert [(artifact.key, artifact.content) for artifact in found if artifact not in given] == [("ab/own.cubin", b"made here")]
     assert {artifact.digest for artifact in given} <= {artifact.digest for artifact in gather_artifacts(folders, given=given)}
     shutil.rmtree(kernel)
-    assert [artifact.key for artifact in cache_folders.read_artifacts(folders, given)] == ["ab/library.so", "ab/own.so"]
+    assert [artifact.key for artifact in cache_folders.read_artifacts(folders, given)] == ["ab/library.so", "ab/own.cubin"]
 
 
 def choices(place: Path, timings: dict[str, float], inputs: str = "16x64") -> list[Artifact]:

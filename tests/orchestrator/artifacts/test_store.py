@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from cache_samples import FACTS, all_entries, artifact, manifest
+from cache_samples import FACTS, LIBRARY, all_entries, artifact, manifest
 
 from compile_sweep.schema.errors import CacheError
 from orchestrator.artifacts.shelf import Shelf
@@ -44,6 +44,15 @@ def test_the_same_again_adds_a_manifest_and_no_bytes(store: ArtifactStore) -> No
     again = store.publish(manifest(maker="002-b"), made)
     assert (again.new_entries, again.new_bytes, again.all_bytes) == (0, 0, 6)
     assert [one.maker for one in store.manifests().manifests] == ["001-a", "002-b"]
+
+
+def test_half_a_library_is_not_restored_and_makes_room_for_a_whole_one(store: ArtifactStore) -> None:
+    published = store.publish(manifest(), [artifact("ab/f.so", LIBRARY[:600], kind="code"), artifact("graph", b"entry")])
+    fetched = store.fetch(published.manifest.entries, ENVIRONMENT)
+    assert [one.key for one in fetched.artifacts] == ["graph"]
+    assert "cut short" in fetched.refused[0]
+    again = store.publish(manifest(maker="002-b"), [artifact("ab/f.so", LIBRARY, kind="code")])
+    assert [one.content for one in store.fetch(again.manifest.entries, ENVIRONMENT).artifacts] == [LIBRARY]
 
 
 def test_two_keys_of_one_content_are_kept_once(store: ArtifactStore) -> None:
