@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Makes Inductor believe /proc/cpuinfo instead of compiling three programs for each empty cache folder, which takes about 5 s of
-# CPU time, to find that its compiler knows the CPU's vector instructions. Also read on import; test_nothing_leaks.py does
-# without.
+# CPU time, to find that its compiler knows the CPU's vector instructions. Also read on import.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Otherwise Ray replaces print in a process that has shown a worker's output, and torch breaks graphs elsewhere than at print.

@@ -106,17 +106,15 @@ class Describer:
             process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
         ends_at = None if asked["ask"] in _UNBOUNDED else time.monotonic() + self.deadline_s
-        if (line := self._line(process.stdout.fileno(), ends_at)) is None:
+        if not (line := self._line(process.stdout.fileno(), ends_at)):
+            ended = "" if line is None else exit_text(process.wait())
             said = last_line(self._output) or "; it printed nothing"
-            self.close()
+            self.close()  # the next question starts another process
+            if ended:
+                raise WorkloadError(f"the process that looks at {about} ended with {ended} before it had an answer{said}")
             raise WorkloadError(
                 f"the process that looks at {about} had no answer after {self.deadline_s:g} s; importing it, building its model "
                 f"or making its batches takes too long or waits for something{said}"
-            )
-        if not line:
-            raise WorkloadError(
-                f"the process that looks at {about} ended with {exit_text(process.wait())} before it had an answer"
-                f"{last_line(self._output) or '; it printed nothing'}"
             )
         answered: Mapping[str, Any] = json.loads(line)
         return answered

@@ -124,9 +124,10 @@ if __name__ == "__main__":
     ("call", "said"),
     [
         ("mp.get_context('fork').Pool(1).map(train, [0])", "with multiprocessing, a worker of a pool, where"),
-        (
+        pytest.param(
             "p = mp.get_context('spawn').Process(target=train, args=(0,)); p.start(); p.join()",
             "multiprocessing, which runs train,",
+            marks=pytest.mark.nightly("another process that imports torch; `make test` forks one"),
         ),
     ],
 )

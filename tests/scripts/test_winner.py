@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,14 +117,17 @@ Trainer(model, arguments, train_dataset=rows, callbacks=[compile_sweep.trainer_c
         pytest.param(LIGHTNING, "Classifier", marks=pytest.mark.nightly("same as the Trainer, whose callback does the same")),
     ],
 )
-def test_a_callback_applies_a_winner_inside_a_trainer(program: str, model: str, folder: Path) -> None:
+def test_a_callback_applies_a_winner_inside_a_trainer(
+    program: str, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("lightning" if "lightning" in program else "accelerate")
-    counted = "\nfrom torch._dynamo.utils import counters; print('graphs', counters['stats']['unique_graphs'])"
-    settings = '"scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"'
-    run = trained(folder, "-c", program.replace("SETTINGS", settings) + counted)
-    assert run.returncode == 0, run.stderr
-    assert f"applied to model ({model})" in run.stderr
-    assert int(run.stdout.rpartition("graphs ")[2]) >= 1
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    exec(program.replace("SETTINGS", '"scope=full,dynamic=auto,backend=aot_eager,optimizer=fused"'), {})
+    assert re.search(rf"applied to .*\({model}\)", capsys.readouterr().err)
+    assert counters["stats"]["unique_graphs"] > before
 
 
 class Net(nn.Module):

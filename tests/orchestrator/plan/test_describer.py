@@ -19,7 +19,7 @@ from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.describe import describe
 from compile_sweep.schema.errors import WorkloadError
-from orchestrator.plan.describer import Describer
+from orchestrator.plan.describer import DEADLINE_S, Describer
 
 FIRST_LINE_S = 2.0
 """Seconds within which the command must say what it does."""
@@ -30,12 +30,25 @@ def describes_in_this_process() -> None:
     """Disables the shared fixture, because these tests are about the other process."""
 
 
-@pytest.fixture
-def describer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Describer]:
-    """A describer that imports the user's code from an empty folder."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def users_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for modules of the user's, each under a name of its own."""
+    return tmp_path_factory.mktemp("users")
+
+
+@pytest.fixture(scope="module")
+def shared(users_folder: Path) -> Iterator[Describer]:
+    """A describer that imports the user's code from that folder; its process imports torch only once for several tests."""
     with Describer(with_current_folder=True) as made:
         yield made
+
+
+@pytest.fixture
+def describer(shared: Describer, users_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Describer:
+    """The shared describer, in its folder, where it starts another process if the last one has ended."""
+    monkeypatch.chdir(users_folder)
+    monkeypatch.setattr(shared, "deadline_s", DEADLINE_S)
+    return shared
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -64,12 +77,13 @@ def test_code_that_prints_and_reads_leaves_the_answer_alone(describer: Describer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "end"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal SIGKILL")])
-def test_code_that_ends_the_process_is_a_sentence(describer: Describer, code: str, end: str) -> None:
-    Path("ends.py").write_text(f"import os\nprint('nothing to train on', flush=True)\n{code}\n")
-    said = f"the process that looks at ends:Mine ended with {end} before it had an answer: nothing to train on"
-    with pytest.raises(WorkloadError, match=said):
-        describer.facts("ends:Mine", None, 0, has_gpu=False)
+def test_a_process_that_is_forked_by_an_import_gives_no_second_answer(describer: Describer) -> None:
+    code = "import os\nfrom toy_workloads import Toy as Mine\nif os.fork(): os.wait()\n"
+    Path("forks.py").write_text(code)
+    facts = describer.facts("forks:Mine", None, 0, has_gpu=False)
+    assert facts.workload == "Toy"
+    assert describer.facts("toy_workloads:Toy", None, 0, has_gpu=False) == facts
+    assert describer._unread == b""
 
 
 @pytest.mark.slow
@@ -83,13 +97,13 @@ def test_code_that_does_not_end_is_a_sentence_and_is_ended(describer: Describer)
 
 
 @pytest.mark.slow
-def test_a_process_that_is_forked_by_an_import_gives_no_second_answer(describer: Describer) -> None:
-    code = "import os\nfrom toy_workloads import Toy as Mine\nif os.fork(): os.wait()\n"
-    Path("forks.py").write_text(code)
-    facts = describer.facts("forks:Mine", None, 0, has_gpu=False)
-    assert facts.workload == "Toy"
-    assert describer.facts("toy_workloads:Toy", None, 0, has_gpu=False) == facts
-    assert describer._unread == b""
+@pytest.mark.parametrize(("code", "end"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal SIGKILL")])
+def test_code_that_ends_the_process_is_a_sentence(describer: Describer, code: str, end: str) -> None:
+    module = f"ends_{len(code)}"
+    Path(f"{module}.py").write_text(f"import os\nprint('nothing to train on', flush=True)\n{code}\n")
+    said = f"the process that looks at {module}:Mine ended with {end} before it had an answer: nothing to train on"
+    with pytest.raises(WorkloadError, match=said):
+        describer.facts(f"{module}:Mine", None, 0, has_gpu=False)
 
 
 @pytest.mark.slow
