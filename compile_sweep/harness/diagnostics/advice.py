@@ -66,9 +66,11 @@ def advise_on_hint(text: str) -> str | None:
     return _first(_HINTS, text)
 
 
-def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str] = ()) -> str:
+def explain_recompiles(
+    series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str] = (), recompiles: Sequence[str] = ()
+) -> str:
     """Explains the recompiles of one source, and what helps."""
-    first, cause = series.first, _cause(series, lengths, breaks)
+    first, cause = series.first, _cause(series, lengths, breaks, recompiles)
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:
             cause = next(one for one in GUARDS if one.name == "length after a graph break")
@@ -85,9 +87,9 @@ def explain_recompiles(series: RecompileSeries, lengths: KnownSizes, breaks: Seq
     return "what its graph was compiled for no longer held"
 
 
-def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str]) -> Cause | None:
+def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
     """Returns the cause from the table; a number that takes the batches' lengths is not a counter, unless it counts by ones."""
-    cause = cause_of_series(series, breaks)
+    cause = cause_of_series(series, breaks, recompiles)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
     if cause is None or cause.name != "module's counter" or {after - before for before, after in pairwise(sizes)} == {1}:
         return cause
@@ -200,7 +202,7 @@ def short_findings(found: Mapping[str, Any]) -> Iterator[str]:
     for text in list(dict.fromkeys(found["graph_break_reasons"]))[:_SHORT]:
         yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
     for series in fold_recompiles(found["recompile_reasons"])[:_SHORT]:
-        cause = cause_of_series(series, found["graph_break_reasons"])
+        cause = cause_of_series(series, found["graph_break_reasons"], found["recompile_reasons"])
         yield from _with_advice(f"recompile: {series.text}", cause.advice if cause else None)
 
 
@@ -246,7 +248,7 @@ def _recompiled(recompiles: Sequence[str], lengths: KnownSizes, breaks: Sequence
     lines = [
         line
         for series in fold_recompiles(recompiles)
-        for line in (series.text, f"  → {explain_recompiles(series, lengths, breaks)}")
+        for line in (series.text, f"  → {explain_recompiles(series, lengths, breaks, recompiles)}")
     ]
     return lines or ["none"]
 

@@ -196,16 +196,22 @@ def cause_of_guard(guard: str) -> Cause | None:
     return next((cause for cause in GUARDS if re.match(cause.guard, expression)), None)
 
 
-def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = ()) -> Cause | None:
+def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompiles: Sequence[str] = ()) -> Cause | None:
     """Returns the cause of one source's recompiles, from the guard and the sequence of its values.
 
     Args:
         series: The recompiles.
         breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
+        recompiles: Recompiles of the same run. Blocks of different sizes have arguments of different sizes, too.
     """
     if (behind := _cause_of_break_before(series.first, breaks)) is not None:
         return behind
     cause = cause_of_guard(series.first.guard)
+    if cause is None and series.first.kind.startswith("size "):
+        blocks = _NAMED["blocks of different sizes"]
+        there = (one for one in fold_recompiles(recompiles) if one.first.function == series.first.function)
+        sizes = {size for one in there if cause_of_guard(one.first.guard) is blocks for size in one.values}
+        return blocks if sizes & set(series.values) else None
     if cause is not None and cause.name == "list or dictionary that grows" and (series.count, series.values) == (1, ["0"]):
         return _NAMED["made in the first forward"]
     if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
@@ -251,7 +257,7 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
-    if cause := cause_of_series(told, breaks):
+    if cause := cause_of_series(told, breaks, recompiles):
         return named_advice(cause, told.first.source)
     if "size" in last.guard or not last.guard:
         of_data = (

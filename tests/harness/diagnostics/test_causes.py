@@ -19,6 +19,7 @@ from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import breaks, errors, guards
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
+from compile_sweep.schema.recompiles import fold_recompiles
 
 
 def force_loss(net: Net, x: Tensor) -> Tensor:
@@ -202,6 +203,16 @@ def test_weights_of_other_sizes_are_blocks_and_no_cache(source: str, cause: str)
     found = guards.cause_of_guard(f"tensor '{source}' size mismatch at index 0. expected 8, actual 16")
     assert found is not None
     assert found.name == cause
+
+
+def test_arguments_of_blocks_of_different_sizes_have_their_cause_and_lengths_do_not() -> None:
+    texts = [
+        "forward (net.py:3): tensor 'self.norm.bias' size mismatch at index 0. expected 8, actual 16",
+        "forward (net.py:3): tensor 'x' size mismatch at index 1. expected 8, actual 16",
+        "forward (net.py:3): tensor 'mask' size mismatch at index 1. expected 31, actual 24",
+    ]
+    found = [guards.cause_of_series(series, (), texts) for series in fold_recompiles(texts)]
+    assert [cause and cause.name for cause in found] == ["blocks of different sizes"] * 2 + [None]
 
 
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:
