@@ -13,11 +13,13 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import IGNORE_INDEX, ModelWorkload
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.outcome import is_out_of_memory
 
 Loss = tuple[float, float]
 """A loss, and the norm of its gradients."""
@@ -45,10 +47,10 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     """Compares loss and gradients of the shortest batch with those of the same batch padded to the longest length.
 
     Nothing is compared if nothing is padded, if every padding value is in `pad_with` (the user has decided), for inference,
-    and if the model does not run in eval mode, in which dropout is off.
+    and if the model does not run without dropout.
 
     Raises:
-        WorkloadError: They differ; the message names the tensors and what to write.
+        WorkloadError: They differ, or the padded batch fails; the message names the tensors and what to write.
     """
     padding = workload.padding()
     untold = {name: dims for name, (dims, _) in padding.items() if name not in workload.pad_with}
@@ -58,32 +60,54 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     padded = workload.padded_to(raw, workload.max_length)
     if all(padded[name].shape == tensor.shape for name, tensor in raw.items()):
         return
-    expected = _loss_and_norm(workload, raw, device)
-    found = _loss_and_norm(workload, padded, device)
-    if expected is None or found is None or _are_close(expected, found):
+    try:
+        expected = _loss_and_norm(workload, raw, device)
+    except Exception:  # a trial reports what is wrong with the model or the batch
         return
+    before = f"batch {number}, padded from length {workload.length_of(raw)} to {workload.max_length},"
+    found = None
+    try:
+        found = _loss_and_norm(workload, padded, device)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        wrong = f"padding breaks this workload: {before} fails, which it does not as it is, with {said}"
+    else:
+        if _are_close(expected, found):
+            return
+        wrong = (
+            f"padding changes what this workload trains on: {before} has loss {found[0]:.5g} instead of {expected[0]:.5g} and "
+            f"gradient norm {found[1]:.5g} instead of {expected[1]:.5g}"
+        )
     values = {name: value for name, (_, value) in padding.items()}
     where = {name: " and ".join(map(str, dims)) for name, dims in untold.items()}
     what = ", ".join(f"{name} (dimension {dims}) with {values[name]:g}" for name, dims in where.items())
     lengths = ", ".join(f"{name!r}: {dims}" for name, dims in workload.batch_changes.length.items())
     raise WorkloadError(
-        f"padding changes what this workload trains on: batch {number}, padded from length {workload.length_of(raw)} to "
-        f"{workload.max_length}, has loss {found[0]:.5g} instead of {expected[0]:.5g} and gradient norm {found[1]:.5g} instead "
-        f"of {expected[1]:.5g}; it pads {what}. {_advice(workload, raw, values, expected, device)}. "
+        f"{wrong}; it pads {what}. {_advice(workload, raw, values, expected, device, found)}. "
         f"dynamic={{{lengths}}} says which dimensions are the length"
     )
 
 
 def _advice(
-    workload: ModelWorkload, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss, device: torch.device
+    workload: ModelWorkload,
+    raw: Mapping[str, Tensor],
+    values: Mapping[str, float],
+    expected: Loss,
+    device: torch.device,
+    found: Loss | None,
 ) -> str:
     """Says what to write in `WorkloadFromModel`: padding values that preserve the loss if there are some, else no padding."""
     real = "write lengths='real' to train on batches as they come"
     told = _written(values)
     if better := _better_values(workload, raw, values, expected, device):
-        return f"Write pad_with={_written(better)}, which leaves loss and gradients as they are, or {real}"
+        return f"In WorkloadFromModel, write pad_with={_written(better)}, which leaves loss and gradients as they are, or {real}"
+    if found is None:
+        return f"No other value works: in WorkloadFromModel, {real}"
     meant = f"pad_with={told} if the change is meant, as where your own collator pads to a fixed length"
-    return f"No other value leaves the loss as it is: {real}, or {meant}, or mask what is padded in the model and the loss"
+    mask = "mask what is padded in the model and the loss"
+    return f"No other value leaves the loss as it is: in WorkloadFromModel, {real}, or {meant}, or {mask}"
 
 
 def _written(values: Mapping[str, float]) -> str:
@@ -104,8 +128,11 @@ def _better_values(
         filled[name] = torch.full_like(padded[name], value)
         filled[name][tuple(slice(0, size) for size in raw[name].shape)] = raw[name]
     for names in together[:_MOST_TRIED]:
-        found = _loss_and_norm(workload, {**padded, **{name: filled[name] for name in names}}, device)
-        if found is not None and _are_close(expected, found):
+        try:
+            found = _loss_and_norm(workload, {**padded, **{name: filled[name] for name in names}}, device)
+        except Exception:  # such a value is no help
+            continue
+        if _are_close(expected, found):
             return {name: others[name] for name in names}
     return {}
 
@@ -127,18 +154,19 @@ def _other_value(tensor: Tensor) -> float | None:
     return 1 if bool(((tensor == 0) | (tensor == 1)).all()) else None
 
 
-def _loss_and_norm(workload: ModelWorkload, batch: Mapping[str, Tensor], device: torch.device) -> Loss | None:
-    """Returns the loss and the norm of all gradients in float32, without dropout; None if the model does not run that way."""
-    model = workload.build_model().to(device).float().eval()
-    try:
-        with seeded(workload.seed):
-            loss = model(**{name: tensor.to(device) for name, tensor in batch.items()})
-            loss.backward()
-        gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
-        dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-        return float(loss.detach()), float(torch.nn.utils.get_total_norm(dense))
-    except Exception:  # a trial reports what is wrong with the model or the batch
-        return None
+def _loss_and_norm(workload: ModelWorkload, batch: Mapping[str, Tensor], device: torch.device) -> Loss:
+    """Returns the loss and the norm of all gradients in float32, without dropout. Batch norms see the padding as in training."""
+    model = workload.build_model().to(device).float()
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    model.eval()
+    for norm in norms:
+        norm.train()
+    with seeded(workload.seed):
+        loss = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+        loss.backward()
+    gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
+    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    return float(loss.detach()), float(torch.nn.utils.get_total_norm(dense))
 
 
 def _are_close(one: Loss, other: Loss) -> bool:

@@ -102,6 +102,38 @@ def test_targets_are_known_by_the_index_that_their_loss_ignores_whatever_they_ar
         check_padding(made(Causal, next_tokens, lambda model, batch: model(batch["x"]).square().mean() + batch["y"].sum()), CPU)
 
 
+def test_a_padded_batch_that_fails_is_refused_before_a_trial_fails_with_it() -> None:
+    def spoken(number: int) -> dict[str, Tensor]:
+        durations = torch.full((2, LENGTHS[number]), 2)
+        return {"x": torch.randn(2, LENGTHS[number], 4), "durations": durations, "heard": torch.randn(2, 2 * LENGTHS[number], 4)}
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        rows = zip(model(batch["x"]), batch["durations"], strict=True)
+        return (torch.stack([x.repeat_interleave(times, 0) for x, times in rows]) - batch["heard"]).square().mean()
+
+    with pytest.raises(WorkloadError, match=r"batch 1, .* fails, .* RuntimeError: .*10.*24.* lengths='real'") as refused:
+        check_padding(made(lambda: nn.Linear(4, 4), spoken, loss), CPU)
+    assert "it pads x (dimension 1) with 0, durations (dimension 1) with 0, heard (dimension 1) with 0" in str(refused.value)
+    assert "if the change is meant" not in str(refused.value)
+    check_padding(made(lambda: nn.Linear(4, 4), spoken, loss, lengths="real"), CPU)
+
+
+def test_padding_that_only_batch_statistics_see_is_refused() -> None:
+    class Normed(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.first, self.norm, self.head = nn.Linear(4, 8), norm, nn.Linear(8, 1)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            hidden = self.norm(self.first(x).flatten(0, 1)).unflatten(0, x.shape[:2])
+            found: Tensor = self.head((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+            return found
+
+    with pytest.raises(WorkloadError, match="padding changes what this workload trains on"):
+        check_padding(made(lambda: Normed(nn.BatchNorm1d(8)), images, mean_square), CPU)
+    check_padding(made(lambda: Normed(nn.LayerNorm(8)), images, mean_square), CPU)
+
+
 def test_ids_of_bags_are_not_padded_unless_somebody_says_with_what() -> None:
     workload = made(Clicks, clicks, click_loss)
     check_padding(workload, CPU)
@@ -253,7 +285,7 @@ def loss_of_known(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     ids=["True is left out", "1 is left out", "added to scores", "nan is unknown"],
 )
 def test_a_value_that_leaves_the_loss_as_it_is_is_what_to_write(model: Any, batches: Any, loss: Any, written: Any) -> None:
-    with pytest.raises(WorkloadError, match=r"Write pad_with=(\{.*?\}), which leaves loss and gradients as they are") as caught:
+    with pytest.raises(WorkloadError, match=r"write pad_with=(\{.*?\}), which leaves loss and gradients as they are") as caught:
         check_padding(made(model, batches, loss), CPU)
     assert str(written).replace(": -inf", ": float('-inf')").replace(": nan", ": float('nan')") in str(caught.value)
     check_padding(made(model, batches, loss, pad_with=written), CPU)
