@@ -26,7 +26,7 @@ from rich.console import Console
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.names import find_workload, is_in_users_folder
-from compile_sweep.harness.diagnostics.advice import short_findings
+from compile_sweep.harness.diagnostics.advice import KnownSizes, short_findings
 from compile_sweep.schema.batch_memory import largest_batch_text, largest_fitting
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
@@ -155,7 +155,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
             for settings in strategies:
                 console.print(f"\n{settings.label}", style="bold")
                 of_scope.append(_try(settings, options, target, device, servers))
-                for line in _findings(of_scope[-1]):
+                for line in _findings(of_scope[-1], target):
                     if line in said:
                         continue
                     console.print(f"  {line}")
@@ -265,7 +265,7 @@ def _try(settings: CompileSettings, options: Options, target: Target, device: De
     )
 
 
-def _findings(tried: Tried) -> Iterator[str]:
+def _findings(tried: Tried, target: Target) -> Iterator[str]:
     found = tried.measurement
     if found is None:
         yield f"does not work: {tried.verdict}"
@@ -279,7 +279,8 @@ def _findings(tried: Tried) -> Iterator[str]:
     yield f"graphs: {found['graphs']}"
     for reason in why_not_faster(found, found["speedup_eager"], tried.settings.backend):
         yield f"not faster: {reason}"
-    yield from short_findings(found)
+    sizes = KnownSizes(settings=tried.settings, max_length=target.max_length, batch_size=target.batch_size)
+    yield from short_findings(found, sizes)
 
 
 def _recipes(target: Target) -> dict[str, Sequence[CompileSettings]]:

@@ -55,6 +55,11 @@ class Recompile:
         source, kind, value = _parts(guard)
         return cls(function=function, guard=guard, source=source, kind=kind, value=value, line=line)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the function may be that of several modules, such as repeated blocks, which are compiled apart."""
+        return " of " in self.function
+
 
 def plain_guard(guard: str) -> str:
     """Returns a guard for display: without torch's general hints, and with modules by their dotted names."""

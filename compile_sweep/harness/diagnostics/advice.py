@@ -74,13 +74,15 @@ def explain_recompiles(
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:
             cause = next(one for one in GUARDS if one.name == "length after a graph break")
+        if cause is None and first.is_shared and not lengths.are_sequence_lengths(int(size[3]), int(size[4])):
+            cause = next(one for one in GUARDS if one.name == "blocks of different sizes")
         if cause is None:
             return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
         return f"the size of {_named(size[1])} changed: {cause.advice}"
     if first.kind in _PROPERTIES:
         return f"the {first.kind} of {_named(first.source)} changed: {_PROPERTIES[first.kind]}"
     if cause is not None:
-        return _guard_of(cause, series, lengths)
+        return _guard_of(cause, series)
     if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", first.guard):
         what = f"dimension {grows[2]} of {_named(grows[1])} left the range its graph was compiled for"
         return f"{what}: sizes of 0 and 1, and those the code compares with, are compiled apart; pad to others"
@@ -91,23 +93,21 @@ def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str], 
     """Returns the cause from the table; a number that takes the batches' lengths is not a counter, unless it counts by ones."""
     cause = cause_of_series(series, breaks, recompiles)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
-    if cause is None or cause.name != "module's counter" or {after - before for before, after in pairwise(sizes)} == {1}:
+    is_number = cause is not None and cause.name in ("module's counter", "number of each block")
+    if not is_number or {after - before for before, after in pairwise(sizes)} == {1}:
         return cause
     if len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):
         return next(one for one in GUARDS if one.name == "cache that grows")
     return cause
 
 
-def _guard_of(cause: Cause, series: RecompileSeries, lengths: KnownSizes) -> str:
+def _guard_of(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the names in it."""
     name, kind = _named(series.first.source), series.first.kind
     advice = named_advice(cause, series.first.source)
     values = series.values[0] if len(series.values) == 1 else f"{series.values[0]}, then {', '.join(series.values[1:3])}"
-    if cause.name == "module's counter" and lengths.settings.scope is Scope.REGIONAL:
-        return (
-            f"the Python value {name} was {values} and is another in each block, which takes a graph for each: set "
-            "recompile_limit above the number of blocks, or hand the number in as a tensor"
-        )
+    if cause.name == "number of each block":
+        return f"the Python value {name} was {values}: {advice}"
     if kind == "requires_grad":
         return f"the requires_grad of {name} changed: {advice}"
     if kind == "length":
@@ -197,13 +197,20 @@ _SHORT = 3
 """How many findings of one kind a short list shows."""
 
 
-def short_findings(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the first graph breaks and recompiles of a measurement, one per line, each with what helps below it."""
-    for text in list(dict.fromkeys(found["graph_break_reasons"]))[:_SHORT]:
+def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) -> Iterator[str]:
+    """Yields the first graph breaks and recompiles of a measurement, one per line, each with what helps below it.
+
+    Args:
+        found: The measurement.
+        lengths: What sizes of tensors stand for, if that is known.
+    """
+    breaks, recompiles = found["graph_break_reasons"], found["recompile_reasons"]
+    for text in list(dict.fromkeys(breaks))[:_SHORT]:
         yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
-    for series in fold_recompiles(found["recompile_reasons"])[:_SHORT]:
-        cause = cause_of_series(series, found["graph_break_reasons"], found["recompile_reasons"])
-        yield from _with_advice(f"recompile: {series.text}", cause.advice if cause else None)
+    for series in fold_recompiles(recompiles)[:_SHORT]:
+        cause = cause_of_series(series, breaks, recompiles)
+        advice = explain_recompiles(series, lengths, breaks, recompiles) if lengths else cause.advice if cause else None
+        yield from _with_advice(f"recompile: {series.text}", advice)
 
 
 def _with_advice(line: str, advice: str | None) -> list[str]:

@@ -27,6 +27,13 @@ _MADE_AT_FIRST = (
 
 GUARDS = (
     Cause(
+        "cache of keys and values",
+        "models of Hugging Face's fill a cache for generation also while they train, which gives each layer a graph of its own: "
+        "set model.config.use_cache = False",
+        guard=r"\S+\.is_initialized == |(not )?\S*(past_key_value|layer_past)",
+        inside=r"\bcache_utils\.py",
+    ),
+    Cause(
         "learning rate",
         "the learning rate is a Python number that the optimizer's graph was compiled for: make it a tensor, "
         "lr=torch.tensor(1e-3), or use a fused or foreach optimizer, which is not compiled",
@@ -108,8 +115,8 @@ GUARDS = (
     ),
     Cause(
         "blocks of different sizes",
-        "blocks of one class have weights of different sizes, which takes a graph for each size: accept one for each, or use "
-        "scope=full",
+        "blocks of one class have weights of different sizes, which takes a graph for each size: accept one for each, with a "
+        "recompile_limit above their number, or use scope=full",
         guard=r"tensor '(self|fn)\S*\.(weight|bias|running_mean|running_var)' size mismatch",
     ),
     Cause(
@@ -155,6 +162,12 @@ GUARDS = (
         guard=r".* == -?\d|___normalize_count_iter",
     ),
     Cause(
+        "number of each block",
+        "each of its values takes a graph: if blocks have different ones, such as numbers or rates of stochastic depth, set "
+        "recompile_limit above the number of blocks, or use scope=full; if it changes from step to step, hand it in as a tensor, "
+        f"or {_IN_A_BUFFER}",
+    ),
+    Cause(
         "number that crosses a limit",
         "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
         "steps, so time both sides separately, or compare outside compiled code",
@@ -168,6 +181,12 @@ GUARDS = (
         guard=r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
     ),
     Cause(
+        "argument of changing type",
+        "it is None in some calls and a tensor in others, or a parameter and a plain tensor, and each takes a graph: accept one "
+        "more, or pass the same kind in every call; Hugging Face leaves out an attention mask of ones",
+        guard=r"expected type of .* to be a tensor type",
+    ),
+    Cause(
         "identity of an object",
         "its graph was compiled for an object that no longer exists: do not use id() in the forward, and keep the objects it "
         "reads alive",
@@ -175,8 +194,8 @@ GUARDS = (
     ),
     Cause(
         "blocks of different kinds",
-        "modules of torch.nn that are compiled apart share their graphs, and each kind takes a graph of its own: accept one for "
-        "each, with a recompile_limit above their number",
+        "modules that are compiled apart share their graphs, and each kind of them, or of modules in them, takes a graph of its "
+        "own: accept one for each, with a recompile_limit above their number",
         guard=r"___check_\w+\(fn\.",
     ),
     Cause(
@@ -190,10 +209,28 @@ GUARDS = (
 _NAMED = {cause.name: cause for cause in GUARDS}
 
 
-def cause_of_guard(guard: str) -> Cause | None:
-    """Returns the cause of a recompile, given the failed guard; None for sizes of inputs and properties of tensors."""
+_OF_BLOCKS = {
+    "module's counter": "number of each block",
+    "Python number that changes": "number of each block",
+    "dropout that changes": "number of each block",
+    "setting of a torch.nn module": "number of each block",
+    "another object": "blocks of different kinds",
+}
+"""What causes are called in blocks that share their graphs, where one block differs from another."""
+
+
+def cause_of_guard(guard: str, line: str = "") -> Cause | None:
+    """Returns the cause of a recompile; None for sizes of inputs and properties of tensors.
+
+    Args:
+        guard: The failed guard.
+        line: Line of code that the guard comes from, with its place.
+    """
     expression = guard.partition(" # ")[0]
-    return next((cause for cause in GUARDS if re.match(cause.guard, expression)), None)
+    for cause in GUARDS:
+        if (cause.guard and re.match(cause.guard, expression)) or (cause.inside and re.search(cause.inside, line)):
+            return cause
+    return None
 
 
 def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompiles: Sequence[str] = ()) -> Cause | None:
@@ -204,9 +241,17 @@ def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompi
         breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
         recompiles: Recompiles of the same run. Blocks of different sizes have arguments of different sizes, too.
     """
+    cause = _cause_of_series(series, breaks, recompiles)
+    is_of_block = series.first.is_shared and re.search(r"\b(self|fn)\.", series.first.guard)
+    if cause is not None and cause.name in _OF_BLOCKS and is_of_block:
+        return _NAMED[_OF_BLOCKS[cause.name]]
+    return cause
+
+
+def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
     if (behind := _cause_of_break_before(series.first, breaks)) is not None:
         return behind
-    cause = cause_of_guard(series.first.guard)
+    cause = cause_of_guard(series.first.guard, series.first.line)
     if cause is None and series.first.kind.startswith("size "):
         blocks = _NAMED["blocks of different sizes"]
         there = (one for one in fold_recompiles(recompiles) if one.first.function == series.first.function)

@@ -1,0 +1,119 @@
+"""Recompiles of blocks that share their graphs: the cause is recognized, and the advice mends the model that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from compile_sweep import WorkloadFromModel
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.causes.guards import advice_on_limit, cause_of_series
+from compile_sweep.schema.recompiles import fold_recompiles
+from compile_sweep.schema.record import Measurement
+from compile_sweep.schema.settings import CompileSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+SHORT = Protocol(compared_steps=2, min_passes=2, max_passes=2, cpu_window_s=0.0)
+
+
+class Block(nn.Module):
+    """A residual block with a rate of its own, and any width inside."""
+
+    def __init__(self, rate: float, width: int) -> None:
+        super().__init__()
+        self.rate, self.enter, self.leave = rate, nn.Linear(4, width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + dropout(self.leave(self.enter(x).relu()), self.rate)
+
+
+class Kept(nn.Module):
+    """A block that drops its path, or keeps it by an `nn.Identity`, as libraries do at rate 0."""
+
+    def __init__(self, path: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.path = nn.Linear(4, 4), path
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.path(self.layer(x))
+
+
+def stack(blocks: list[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), *blocks)
+
+
+def measured(model_fn: Callable[[], nn.Module], *, limit: int = 8) -> Measurement:
+    torch._dynamo.reset()
+    workload = WorkloadFromModel(
+        model_fn, lambda number: {"x": torch.randn(3, 4)}, lambda model, batch: model(batch["x"]).square().mean(), num_batches=2
+    )()
+    settings = CompileSettings.parse(f"scope=regional,dynamic=static,backend=eager,recompile_limit={limit}")
+    return measure(prepare(workload, settings, torch.device("cpu")), protocol=SHORT)
+
+
+def causes_of(recompiles: list[str]) -> set[str]:
+    found = (cause_of_series(series, (), recompiles) for series in fold_recompiles(recompiles))
+    return {cause.name for cause in found if cause}
+
+
+@pytest.mark.parametrize(
+    ("cause", "model_fn"),
+    [
+        ("number of each block", lambda: stack([Block(0.01 * (number + 1), 8) for number in range(10)])),
+        ("blocks of different sizes", lambda: stack([Block(0.1, number + 2) for number in range(10)])),
+    ],
+)
+def test_blocks_that_differ_hit_the_limit_and_a_higher_one_mends_it(cause: str, model_fn: Callable[[], nn.Module]) -> None:
+    found = measured(model_fn)
+    assert causes_of(found.recompile_reasons) == {cause}
+    (hit,) = found.recompile_limit_hits
+    assert "recompile_limit above" in advice_on_limit(hit, found.recompile_reasons)
+    assert measured(model_fn, limit=16).recompile_limit_hits == []
+
+
+def test_blocks_that_hold_different_modules_take_a_graph_for_each_kind() -> None:
+    found = measured(lambda: stack([Kept(nn.Identity()), Kept(nn.Dropout(0.1)), Kept(nn.Dropout(0.1))]))
+    assert causes_of(found.recompile_reasons) == {"blocks of different kinds"}
+    assert found.graphs == 2
+
+
+def test_the_cache_of_a_decoder_gives_each_layer_a_graph_unless_it_is_switched_off() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+
+    def texts(number: int) -> dict[str, Tensor]:
+        return {"input_ids": torch.randint(32, (2, 6)), "labels": torch.randint(32, (2, 6))}
+
+    def decoder(*, use_cache: bool) -> Measurement:
+        torch._dynamo.reset()
+        config = LlamaConfig(**sizes, use_cache=use_cache)
+        workload = WorkloadFromModel(lambda: LlamaForCausalLM(config), texts, num_batches=2)()
+        settings = CompileSettings.parse("scope=regional,dynamic=static,backend=eager")
+        return measure(prepare(workload, settings, torch.device("cpu")), protocol=SHORT)
+
+    assert causes_of(decoder(use_cache=True).recompile_reasons) == {"cache of keys and values"}
+    assert decoder(use_cache=False).recompile_reasons == []
+
+
+def test_a_mask_that_is_left_out_at_times_takes_a_graph_more_and_one_that_is_always_there_does_not() -> None:
+    def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+        return x.tanh() if mask is None else x.tanh() * mask
+
+    def run(*masks: Tensor | None) -> Diagnostics:
+        torch._dynamo.reset()
+        compiled = torch.compile(masked, backend="eager")
+        with capture_diagnostics() as found:
+            for mask in masks:
+                compiled(torch.ones(2, 3), mask)
+        return found
+
+    assert causes_of(run(torch.ones(2, 3), None).recompile_reasons) == {"argument of changing type"}
+    assert run(torch.ones(2, 3), torch.ones(2, 3)).recompile_reasons == []
