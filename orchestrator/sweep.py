@@ -259,7 +259,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
         printed.show_search(console, search.outcome(), search.complaint())
     say = partial(console.print, markup=False, soft_wrap=True)  # a path may contain brackets
     if config.script is not None:
-        for line in findings_lines([list(row) for row in trials["findings"]]):
+        for line in findings_lines(dict(zip(trials["settings_key"], trials["findings"], strict=True))):
             say(line)
     undone = stages.undone(interrupted=interrupted)
     if undone or (search is not None and stages.left()):

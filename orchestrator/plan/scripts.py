@@ -160,10 +160,18 @@ def _leading_imports(file: Path) -> Iterator[ast.Import | ast.ImportFrom]:
             return
 
 
-def findings_lines(findings: Sequence[Sequence[str]]) -> list[str]:
-    """Formats what was found in a script as lines."""
-    found = dict.fromkeys(line for lines in findings for line in lines)
-    return [f"found: {line}" for line in sorted(found, key=lambda line: not line.startswith("input-bound"))]
+def findings_lines(findings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Formats what was found in a script as lines; what trials found with other numbers is given as the unchanged script has it.
+
+    Args:
+        findings: What each trial found, by the key of its settings.
+    """
+    unchanged = findings.get(CompileSettings.from_dict(AS_WRITTEN).key, ())
+    found: dict[str, str] = {}
+    for line in (*unchanged, *(line for lines in findings.values() for line in lines)):
+        kind = line.partition(":")[0] if line.startswith("module ") else re.split(r"[\d,]", line)[0]
+        found.setdefault(kind, line)
+    return [f"found: {line}" for line in sorted(found.values(), key=lambda line: not line.startswith("input-bound"))]
 
 
 def library_equivalents(job: ScriptJob, settings_key: str) -> dict[str, str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from compile_sweep.schema import record
+from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.winner import settings_of
-from orchestrator.plan.scripts import split_arguments
+from orchestrator.plan.recipes import AS_WRITTEN
+from orchestrator.plan.scripts import findings_lines, split_arguments
 from orchestrator.sweep import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,16 @@ def test_the_scripts_arguments_are_what_follows_the_first_two_dashes() -> None:
     assert split_arguments(["--seed", "1", "--", "--seed", "2", "--", "x"]) == (["--seed", "1"], ["--seed", "2", "--", "x"])
     assert split_arguments(["--seed", "1"]) == (["--seed", "1"], None)
     assert split_arguments(["--batch-arg", "--batch-size", "--", "x"]) == (["--batch-arg=--batch-size"], ["x"])
+
+
+def test_what_trials_found_is_said_once_as_the_unchanged_script_has_it() -> None:
+    module, waits = "module net 2: Net of 9 parameters", "input-bound: a step waits for its data {} of the time"
+    findings = {
+        "scope=full": [waits.format("9%"), module, "module net 3: Net of 8 parameters", "optimizer SGD, fused", "3 steps"],
+        CompileSettings.from_dict(AS_WRITTEN).key: [module, waits.format("31%"), "optimizer SGD"],
+    }
+    expected = [waits.format("31%"), module, "optimizer SGD", "module net 3: Net of 8 parameters", "3 steps"]
+    assert findings_lines(findings) == [f"found: {line}" for line in expected]
 
 
 @pytest.mark.ray
