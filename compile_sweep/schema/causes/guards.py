@@ -194,8 +194,9 @@ GUARDS = (
     ),
     Cause(
         "blocks of different kinds",
-        "modules that are compiled apart share their graphs, and each kind of them, or of modules in them, takes a graph of its "
-        "own: accept one for each, with a recompile_limit above their number",
+        "modules that are compiled apart share their graphs, and each kind of them, by its class, a module in it or an attribute "
+        "that others lack, takes a graph of its own: accept one for each, with a recompile_limit above their number; what only "
+        "the first forward creates, create in __init__",
         guard=r"___check_\w+\(fn\.",
     ),
     Cause(
@@ -215,6 +216,8 @@ _OF_BLOCKS = {
     "dropout that changes": "number of each block",
     "setting of a torch.nn module": "number of each block",
     "another object": "blocks of different kinds",
+    "made in the first forward": "blocks of different kinds",
+    "Python value that changes": "blocks of different kinds",
 }
 """What causes are called in blocks that share their graphs, where one block differs from another."""
 

@@ -78,8 +78,28 @@ def test_blocks_that_differ_hit_the_limit_and_a_higher_one_mends_it(cause: str, 
     assert measured(model_fn, limit=16).recompile_limit_hits == []
 
 
-def test_blocks_that_hold_different_modules_take_a_graph_for_each_kind() -> None:
-    found = measured(lambda: stack([Kept(nn.Identity()), Kept(nn.Dropout(0.1)), Kept(nn.Dropout(0.1))]))
+class Shifted(nn.Module):
+    """A block with a mask, or with None in its place."""
+
+    def __init__(self, mask: Tensor | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if self.mask is None else y * self.mask
+
+
+@pytest.mark.parametrize(
+    "blocks_fn",
+    [
+        lambda: [Kept(nn.Identity()), Kept(nn.Dropout(0.1)), Kept(nn.Dropout(0.1))],
+        lambda: [Shifted(None), Shifted(torch.ones(4)), Shifted(None), Shifted(torch.ones(4))],
+    ],
+)
+def test_blocks_that_hold_different_things_take_a_graph_for_each_kind(blocks_fn: Callable[[], list[nn.Module]]) -> None:
+    found = measured(lambda: stack(blocks_fn()))
     assert causes_of(found.recompile_reasons) == {"blocks of different kinds"}
     assert found.graphs == 2
 
