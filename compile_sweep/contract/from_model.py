@@ -27,6 +27,7 @@ from compile_sweep.contract.inspect_model import (
     find_dynamic_arguments,
     find_reused_modules,
     first_forward_changes,
+    initialize_lazy_weights,
     preferred_memory_format,
     repeated_blocks,
     without_smaller_last,
@@ -231,8 +232,9 @@ class ModelWorkload(Workload):
             made = type(self).model_fn()
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
-        built = ModelAndLoss(made, type(self).loss_fn, self._structure, has_own_step=self.has_own_step).train(self.trains)
-        for name, module in built.named_modules():
+        built = ModelAndLoss(made, type(self).loss_fn, self._structure, has_own_step=self.has_own_step)
+        initialize_lazy_weights(built, self.raw_batches(0)[0])
+        for name, module in built.train(self.trains).named_modules():
             if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
                 raise WorkloadError(f"{name} is already compiled; return the plain model, the sweep compiles it")
         copy = copied(built)
@@ -319,13 +321,8 @@ class ModelWorkload(Workload):
         bags = sorted(self.uses.bags & (self._changes.dims.keys() - self.pad_with.keys()))
         if bags:
             return f"{bags[0]} holds ids of an EmbeddingBag, whose last bag would grow"
-        apart = (
-            self._changes.others.keys()
-            - self.pad_with.keys()
-            - self._changes.length.keys()
-            - (self.declared_dynamic or {}).keys()
-        )
-        if positions := sorted(self.uses.positions & apart):
+        decided = self.pad_with.keys() | self._changes.length.keys() | (self.declared_dynamic or {}).keys()
+        if positions := sorted(self.uses.positions & (self._changes.others.keys() - decided)):
             return f"{positions[0]} holds positions in another tensor, and padding would add one"
         return None
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
@@ -428,6 +429,15 @@ def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_s
             module.training = mode
         model.zero_grad(set_to_none=True)
     return [name for name, attached in _attached(model).items() if attached != before.get(name, attached)]
+
+
+def initialize_lazy_weights(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    """Runs a model once, without dropout, if it has weights whose sizes its first forward finds out, as `nn.LazyLinear` does."""
+    lazy = [weights for weights in (*model.parameters(), *model.buffers()) if is_lazy(weights)]
+    if lazy:
+        with torch.random.fork_rng(devices=[]):
+            model.eval()(**{name: tensor.to(lazy[0].device) for name, tensor in batch.items()})
+        model.zero_grad(set_to_none=True)
 
 
 def _attached(model: nn.Module) -> dict[str, tuple[int, bool]]:

@@ -363,3 +363,18 @@ def test_an_optimizer_that_wants_a_closure_is_one_sentence() -> None:
     workload = made(optimizer_fn=partial(torch.optim.LBFGS, lr=1.0))
     with pytest.raises(WorkloadError, match=r"^optimizer_fn: LBFGS needs a closure at each step; use one that steps without$"):
         measured(workload, "scope=eager")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_lazy_layers_get_their_weights_before_anything_is_counted_or_compiled() -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(4), nn.Dropout(0.5), nn.Flatten(0, 1), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
+
+    workload = WorkloadFromModel(lazy, rows_of(3), loss_of, num_batches=2)("only", 0)
+    one, other = workload.build_model(), workload.build_model()
+    assert [tuple(weights.shape) for weights in one.parameters()] == [(4, 4), (4,), (4,), (4,), (2, 4), (2,)]
+    assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+    assert one.training
+    assert not one.get_buffer("model.3.num_batches_tracked").item()
+    found = measured(workload, "scope=full,dynamic=static,backend=eager")
+    assert (found.numerics["status"], found.graphs, found.fallbacks) == ("ok", 1, [])

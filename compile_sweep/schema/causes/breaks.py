@@ -78,6 +78,13 @@ BREAKS = (
         needs_all=True,
     ),
     Cause(
+        "average over all batches",
+        "give BatchNorm a momentum, such as 0.1: with momentum=None it reads the number of batches from a tensor",
+        headline=r"Tensor\.item\(\)",
+        inside=r"torch/nn/modules/batchnorm\.py",
+        needs_all=True,
+    ),
+    Cause(
         "assertion by a function",
         "write torch._assert(condition, 'text') as a statement, assert condition, 'text', which stays in the graph",
         explanation=r"\(torch\._assert\)",

@@ -21,8 +21,8 @@ ERRORS = (
     ),
     Cause(
         "marked length that the code fixes",
-        "dynamic=mark insists that a length varies, but this code fixes it, often where it meets a tensor from before a "
-        "graph break: use dynamic=auto, or fix the break",
+        "dynamic=mark insists that a length varies, but this code fixes it, often in a Python loop over positions, or where it "
+        "meets a tensor from before a graph break: use dynamic=auto, or fix the break",
         error=r"You marked .* as dynamic but your code specialized it|Constraints violated",
     ),
     Cause("complex numbers", f"{REAL_PAIRS}, or leave that module eager", error=r"[Cc]omplex|ComplexFloat|ComplexHalf"),

@@ -675,6 +675,19 @@ def with_assertion(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+_averaging, _moving = nn.BatchNorm1d(8, momentum=None), nn.BatchNorm1d(8, momentum=0.1)
+
+
+def with_average_over_all_batches(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _averaging(net.layer(x))
+    return y
+
+
+def with_moving_average(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _moving(net.layer(x))
+    return y
+
+
 def with_mask_of_lengths(net: Net, x: Tensor) -> Tensor:
     lengths = x[:, 0].abs().long()
     return net.layer(x) * (torch.arange(int(lengths.max())) < lengths[:, None]).sum()
@@ -766,6 +779,7 @@ def with_break_after_a_loop(net: Net, x: Tensor) -> Tensor:
 
 BREAKS = [
     Case("assertion by a function", with_assertion, with_assert_statement),
+    Case("average over all batches", with_average_over_all_batches, with_moving_average),
     Case("value of a tensor", with_mask_of_lengths, with_mask_of_a_shape),
     Case("repeats that are a tensor", with_repeats, with_known_repeats),
     Case("number of bins", with_bins, with_counted_ids),
