@@ -30,12 +30,14 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Fields that depend on one another and form one choice, under the name of the first."""
 
-_PARTS = "parts."
+PARTS = "parts."
+"""Prefix of a field of one part of the model."""
 
 _MOST_LOGARITHM = 700.0
 """Largest logarithm whose exponential fits a float."""
 
-_USUAL = "—"
+USUAL = "—"
+"""Value of a field that is not set."""
 
 
 class Difference(NamedTuple):
@@ -112,7 +114,7 @@ def region_prices(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> 
     """
     modular = df[(df["scope"] == Scope.MODULAR).to_numpy(dtype=bool)]
     return [
-        effect for effect in effects(modular, attempts=attempts) if effect.name.startswith(_PARTS) or effect.name == "optimizer"
+        effect for effect in effects(modular, attempts=attempts) if effect.name.startswith(PARTS) or effect.name == "optimizer"
     ]
 
 
@@ -189,14 +191,14 @@ def _choices(key: str) -> dict[str, str]:
         elif isinstance(values[name], Mapping):
             found |= dict(_inner(name, values[name]))
         else:
-            found[name] = _USUAL if values[name] is None else str(values[name])
+            found[name] = USUAL if values[name] is None else str(values[name])
     return found
 
 
 def _together(name: str, values: Mapping[str, object]) -> str:
     """Returns the text of a choice; leaves out CUDA graphs if the mode implies whether they are used."""
     if name == "mode":
-        return _USUAL if values["mode"] is None else str(values["mode"])
+        return USUAL if values["mode"] is None else str(values["mode"])
     said = [str(values["dynamic"]), "" if values["padding"] is None else f"pad to {values['padding']}"]
     lengths = ((inner.replace("_", " "), values[inner]) for inner in _TOGETHER[name][2:])
     said += [f"{words} {'/'.join(map(str, value)) if isinstance(value, list) else value}" for words, value in lengths if value]
@@ -218,11 +220,11 @@ def _pairs(
     """Returns, by (before, after), positions of pairs of trials that have these values of the field and are equal otherwise."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for at, one in enumerate(settings):
-        others = frozenset((name, value) for name, value in one.items() if name != field and value != _USUAL)
+        others = frozenset((name, value) for name, value in one.items() if name != field and value != USUAL)
         alike[peers[at], others].append(at)
     found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for group in alike.values():
-        by_value = {settings[at].get(field, _USUAL): at for at in group}
+        by_value = {settings[at].get(field, USUAL): at for at in group}
         for before in by_value:
             for after in by_value:
                 if _order(field, before) < _order(field, after):
@@ -230,11 +232,11 @@ def _pairs(
     return found
 
 
-_FROM_PLAIN = ("eager", "default", "foreach", _USUAL)
+_FROM_PLAIN = ("eager", "default", "foreach", USUAL)
 """Values that a change is relative to, the plainest first."""
 
 
 def _order(field: str, value: str) -> tuple[int, str]:
-    if field.startswith(_PARTS) and value == _USUAL:  # compiled like the rest: more than eager, less than a mode of its own
+    if field.startswith(PARTS) and value == USUAL:  # compiled like the rest: more than eager, less than a mode of its own
         return 1, value
     return (_FROM_PLAIN.index(value), value) if value in _FROM_PLAIN else (len(_FROM_PLAIN), value)

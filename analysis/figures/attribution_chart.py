@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.choose.attribution import Difference, Effect, effects, region_prices
+from analysis.choose.attribution import PARTS, USUAL, Difference, Effect, effects, region_prices
 from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, or_trials
 from analysis.figures.setting_rows import BAR, RowName, row_hover, rows_figure
 from analysis.formatting import figure, whole
@@ -58,7 +58,7 @@ def effects_figure(info: EffectsInfo) -> go.Figure:
         info: Result of `effects_info`, or the trials themselves.
     """
     chart = rows_figure(
-        [RowName(f"{one.name}: {one.before} → {one.after}", _in_short(one), on_front=False) for one in info.effects],
+        [RowName(_change(one), _in_short(one), on_front=False) for one in info.effects],
         x_title="change of throughput, all else equal (%)",
         nothing="No two trials differ in one field only.",
         has_legend=False,
@@ -110,6 +110,13 @@ def _sample(df: pd.DataFrame) -> pd.DataFrame:
     return df.iloc[:: math.ceil(len(df) / _MOST_TRIALS)] if len(df) > _MOST_TRIALS else df
 
 
+def _change(effect: Effect) -> str:
+    """Returns the field with its value before and after; a value that is not set is said in words."""
+    usual = "compiled" if effect.name.startswith(PARTS) else "not set"
+    before, after = (usual if value == USUAL else value for value in (effect.before, effect.after))
+    return f"{effect.name}: {before} → {after}"
+
+
 def _in_short(effect: Effect) -> str:
     words = f"{100 * effect.rate.value:+.1f} %".replace("-", "−")
     if effect.compile_s is not None:
@@ -119,7 +126,7 @@ def _in_short(effect: Effect) -> str:
 
 def _hover(effect: Effect) -> str:
     lines = [
-        f"{effect.name}: {effect.before} → {effect.after}",
+        _change(effect),
         f"throughput {_between(effect.rate, 100, '%')}",
         *([] if effect.step_ms is None else [f"step {_between(effect.step_ms, 1, 'ms')}"]),
         *([] if effect.compile_s is None else [f"cold compile {_between(effect.compile_s, 1, 's')}"]),

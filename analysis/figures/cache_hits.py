@@ -113,7 +113,10 @@ def _bars(name: str, color: str, bars: list[tuple[float, float, CacheRow]]) -> g
 
 
 def _saved(row: CacheRow) -> str:
-    return f"{times(row.cold_s / row.warm_s)} quicker" if row.cold_s and row.warm_s else figure(row.warm_s, "s warm")
+    if not (row.cold_s and row.warm_s):
+        return figure(row.warm_s, "s warm")
+    ratio = row.cold_s / row.warm_s
+    return f"{times(ratio)} quicker" if ratio >= 1 else f"{times(1 / ratio)} slower"
 
 
 def _hover(row: CacheRow) -> str:

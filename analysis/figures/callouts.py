@@ -43,6 +43,7 @@ def callout_annotations(
     markers: Sequence[tuple[float, float]],
     steps: Sequence[tuple[float, float]],
     axes: Axes,
+    bars: Sequence[tuple[float, float, float]] = (),
 ) -> list[dict[str, Any]]:
     """Returns an annotation for each callout, with a thin line to its point.
 
@@ -51,6 +52,7 @@ def callout_annotations(
         markers: Points not to cover.
         steps: Corners of a line, horizontal then vertical, not to cover.
         axes: The plot that contains them.
+        bars: Vertical lines not to cover, each as x and its two ends.
     """
     labels = [
         Label(*axes.pixel(c.x, c.y), max(map(len, c.lines), default=0) * _CHAR_PX + 6, len(c.lines) * _LINE_PX + 4)
@@ -58,6 +60,8 @@ def callout_annotations(
     ]
     obstacles = [_around(*axes.pixel(*marker)) for marker in markers]
     obstacles += _step_boxes([axes.pixel(*corner) for corner in steps], axes)
+    ends = [(axes.pixel(x, low), axes.pixel(x, high)) for x, low, high in bars]
+    obstacles += [Box(at - 3, high, at + 3, low) for (at, low), (_, high) in ends]
     area = Box(_EDGE_PX, _EDGE_PX, axes.width_px - _EDGE_PX, axes.height_px - _EDGE_PX)
     offsets = place_labels(labels, obstacles, area)
     return [_annotation(callout, *offset) for callout, offset in zip(callouts, offsets, strict=True)]

@@ -21,7 +21,7 @@ WIDTH_PX, HEIGHT_PX = 1200, 700
 
 SCOPE_COLORS = defaultdict(
     lambda: "#CC79A7",
-    {Scope.EAGER: "#767676", Scope.FULL: "#0072B2", Scope.REGIONAL: "#D55E00", Scope.MODULAR: "#009E73", Scope.NESTED: "#56B4E9"},
+    {Scope.EAGER: "#767676", Scope.FULL: "#0072B2", Scope.REGIONAL: "#D55E00", Scope.MODULAR: "#009E73", Scope.NESTED: "#4499D0"},
 )
 """Okabe and Ito's palette, distinguishable with any color vision; contrast is 3:1 or more on white and on near-black."""
 

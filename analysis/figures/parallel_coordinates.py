@@ -15,6 +15,7 @@ from analysis.choose.pareto import expected_compile_s
 from analysis.figures.chart_style import SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import figure, gib, or_estimate, text
+from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 _MOST_LINES = 80
@@ -23,11 +24,12 @@ _MOST_CHOICES = 12
 _CHOICES = tuple(
     name
     for name in CompileSettings.__dataclass_fields__
-    if name not in ("parts", "options", "buckets", "dynamic_min", "dynamic_max")
+    if name not in ("parts", "options", "buckets", "dynamic_min", "dynamic_max", "workload")
 )
 _OUTCOMES = {"compile_s": "compile s", "peak_memory_bytes": "peak GiB", "samples_per_s": "samples/s"}
 """Columns of results and their axis titles; the compile time's axis is logarithmic."""
-_NONE = "none"
+_NONE, _USUAL = "none", "usual"
+"""Labels of a field and of a workload's option that are not set, which no filter can name."""
 _HEIGHT_PX = 460
 _LONGEST_TITLE = 10
 """Maximum length of a title on one line; a longer one has a line per word, so that neighbors do not overlap."""
@@ -78,12 +80,13 @@ def parallel_info(df: pd.DataFrame) -> ParallelInfo:
     shown = trials.head(_MOST_LINES)
     outcomes = shown.assign(compile_s=expected_compile_s(shown))
     axes, places = [], []
-    for name in _CHOICES:
-        values = [_spelled(value) for value in shown[name]]
+    choices = {name: [_spelled(value) for value in shown[name]] for name in _CHOICES} | _options(shown)
+    for name, values in choices.items():
         kinds = _ordered(set(values))
         if 1 < len(kinds) <= _MOST_CHOICES:
             at = {kind: place / (len(kinds) - 1) for place, kind in enumerate(kinds)}
-            axes.append(Axis(name, name.replace("_", " "), [(at[kind], kind) for kind in kinds], is_choice=True))
+            title = name.removeprefix("workload.").replace("_", " ")
+            axes.append(Axis(name, title, [(at[kind], kind) for kind in kinds], is_choice=True))
             places.append([at[value] for value in values])
     for name, title in _OUTCOMES.items():
         if len(shown) > 1 and outcomes[name].notna().all():
@@ -165,12 +168,19 @@ def _labels(place: int, axis: Axis) -> list[dict[str, Any]]:
             "y": at,
             "yshift": 11,
             "text": html.escape(words, quote=False),
-            "name": f"{axis.column}={words}" if axis.is_choice and words != _NONE else "",
-            "captureevents": axis.is_choice and words != _NONE,
+            "name": f"{axis.column}={words}" if axis.is_choice and words not in (_NONE, _USUAL) else "",
+            "captureevents": axis.is_choice and words not in (_NONE, _USUAL),
         }
         for at, words in axis.ticks
     ]
     return [title, *ticks]
+
+
+def _options(trials: pd.DataFrame) -> dict[str, list[str]]:
+    """Returns the values of the workload's options that any setting has, by full name."""
+    each = [dict(CompileSettings.parse(str(key)).workload or ()) for key in trials["settings_key"]]
+    names = dict.fromkeys(name for options in each for name in options)
+    return {f"workload.{name}": [format_value(one[name]) if name in one else _USUAL for one in each] for name in names}
 
 
 def _spelled(value: object) -> str:
@@ -182,7 +192,10 @@ def _spelled(value: object) -> str:
 
 def _ordered(kinds: set[str]) -> list[str]:
     """Sorts numbers by size, then words; unset comes first."""
-    return sorted(kinds, key=lambda kind: (kind != _NONE, not _is_number(kind), float(kind) if _is_number(kind) else 0.0, kind))
+    return sorted(
+        kinds,
+        key=lambda kind: (kind not in (_NONE, _USUAL), not _is_number(kind), float(kind) if _is_number(kind) else 0.0, kind),
+    )
 
 
 def _is_number(words: str) -> bool:

@@ -224,7 +224,8 @@ def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
     named += [("hollow", point, point.label or str(point.status)) for point in hollow]
     callouts = [Callout(name, *_at(point, info), [_escaped(line) for line in _balanced(words)]) for name, point, words in named]
     steps = [_at(point, info) for point in info.front]
-    return callout_annotations(callouts, [_at(point, info) for point in info.points], steps, axes)
+    bars = [(_at(point, info)[0], point.y - point.below, point.y + point.above) for point in info.points]
+    return callout_annotations(callouts, [_at(point, info) for point in info.points], steps, axes, bars)
 
 
 def _balanced(words: str) -> list[str]:

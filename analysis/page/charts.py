@@ -11,6 +11,7 @@ import pandas as pd
 from analysis import figures as charts
 from analysis.formatting import duration, number, percent
 from analysis.load import SweepInfo
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import WarmStart
 
 
@@ -51,6 +52,8 @@ class Fronts(NamedTuple):
     has_points: bool
     has_ties: bool
     """Whether some trials cannot be told apart."""
+    has_hollow: bool
+    """Whether trials that do not count are drawn."""
     num_left_out: int
 
 
@@ -67,6 +70,7 @@ def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
         gains=[(name, charts.GAINS[name].choice) for name in gains],
         has_points=any(info.points for info in infos.values()),
         has_ties=any(info.ties for info in infos.values()),
+        has_hollow=any(point.status is not Status.OK for info in infos.values() for point in info.points),
         num_left_out=max(info.num_left_out for info in infos.values()),
     )
 

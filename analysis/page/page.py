@@ -93,8 +93,8 @@ _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_eve
 
 
 _NOSCRIPT_CSS = (
-    "nav, #theme, #job, .choices, .controls, .chart, .copy-command, section:has(> .wide > .chart), "
-    ".chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; }"
+    ".of-chart, nav > ul > li:not(:has(li:not(.of-chart))), #theme, #job, .choices, .controls, .chart, .copy-command, "
+    "section:has(> .wide > .chart), .chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; }"
 )
 """Hides what needs a script: without one, charts are empty and controls do nothing."""
 
@@ -150,6 +150,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         gains=over.gains,
         has_points=over.has_points,
         has_ties=over.has_ties,
+        has_hollow=over.has_hollow,
         num_left_out=over.num_left_out,
         front=front_list(df, found, uncertain),
         next=what_next(folder),
@@ -157,6 +158,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         usual_steps=USUAL_STEPS,
         ranking=_ranking(jobs),
         reigns=[(lengths_of(reign), str(reign.trial["setting_name"])) for reign in jobs.reigns],
+        chart_names={chart.name for chart in charts},
         why_charts=why,
         detail_charts=details,
         rows=rows,

@@ -125,6 +125,37 @@ def test_a_small_screen_needs_no_sideways_scrolling(
         assert (red + green + blue < 3 * 60) == dark
 
 
+def test_a_telephone_shows_the_throughput_beside_the_name_and_remarks_below_it(
+    browser: sync_api.Browser, report_on: ReportOn
+) -> None:
+    report = report_on([trial("scope=full", 900, 60, stable=False), trial("scope=eager", 500, 0)])
+    with Visit(browser, report, width=390) as visit:
+        row = visit.page.locator("#trials tbody tr").first
+        assert row.locator("td:visible").first.inner_text().startswith("900")
+        assert boxes(row.locator("td:visible"))[0]["x"] < 390
+        sync_api.expect(row.locator(".below .tag")).to_be_visible()
+    with Visit(browser, report) as visit:
+        row = visit.page.locator("#trials tbody tr").first
+        sync_api.expect(row.locator(".below")).to_be_hidden()
+        sync_api.expect(row.locator(".remarks .tag")).to_be_visible()
+
+
+def test_without_javascript_the_page_is_as_dark_as_the_system_and_its_links_lead_somewhere(
+    browser: sync_api.Browser, report_on: ReportOn
+) -> None:
+    context = browser.new_context(color_scheme="dark", java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(report_on().as_uri())
+    assert page.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor") == "rgb(20, 23, 28)"
+    links = page.locator("nav a:visible")
+    assert links.count() > 5
+    for link in links.all():
+        sync_api.expect(page.locator(str(link.get_attribute("href")))).to_be_visible()
+    page.emulate_media(media="print")
+    assert page.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor") == "rgb(255, 255, 255)"
+    context.close()
+
+
 def test_the_picture_is_a_png_under_a_megabyte(make_sweep: MakeSweep, tmp_path: Path) -> None:
     path = picture.write_picture(make_sweep(), tmp_path / "front.png")
     assert path.read_bytes().startswith(b"\x89PNG")

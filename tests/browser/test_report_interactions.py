@@ -218,6 +218,9 @@ def test_the_theme_is_the_systems_until_it_is_chosen_but_paper_is_white_and_hold
         visit.page.wait_for_function(f"{background} === '{white}'")
         visit.page.wait_for_function("document.documentElement.scrollWidth === 703")
         visit.page.wait_for_function("[...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg'))")
+        assert visit.page.evaluate(
+            "[...document.querySelectorAll('.trial pre')].every((one) => one.scrollHeight <= one.clientHeight)"
+        )
         visit.page.emulate_media(media="screen")
         visit.page.wait_for_selector("html:not([data-printing])", state="attached")
         sync_api.expect(visit.page.locator("html")).to_have_attribute("data-theme", "dark")

@@ -137,8 +137,10 @@ const setUpTrials = (table) => {
     numerics.className = "words";
     const status = row.status === "ok" ? [] : [made("span", { className: `tag ${row.status}`, textContent: row.outcome })];
     const remarks = row.remarks.map(([words, meaning]) => made("span", { className: "tag doubt", textContent: words, title: meaning }));
-    return made("tr", {}, made("th", { scope: "row", title: `${row.label}\n${row.key}` }, name),
-      made("td", { className: "words remarks" }, ...[...status, ...remarks].flatMap((tag) => [tag, " "])), ...cells, numerics);
+    const tags = [...status, ...remarks].flatMap((tag) => [tag, " "]);
+    const below = made("div", { className: "below" }, ...tags.map((tag) => tag.cloneNode?.(true) ?? tag)); // on narrow screens
+    return made("tr", {}, made("th", { scope: "row", title: `${row.label}\n${row.key}` }, name, ...(tags.length ? [below] : [])),
+      made("td", { className: "words remarks" }, ...tags), ...cells, numerics);
   };
 
   const fill = () => {

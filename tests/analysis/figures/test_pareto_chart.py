@@ -11,6 +11,7 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
+from analysis.figures.callouts import Axes, Callout, callout_annotations
 from analysis.figures.label_layout import Box, Label, place_labels
 from compile_sweep.schema.outcome import Status
 
@@ -119,6 +120,13 @@ def test_labels_of_crowded_points_do_not_overlap() -> None:
     ]
     assert all(one.overlap(other) == 0 for one, other in itertools.combinations(boxes, 2))
     assert all(box.outside(area) == 0 for box in boxes)
+
+
+def test_a_label_leaves_a_tall_interval_free() -> None:
+    axes = Axes((0, 10), (0, 10), 1000, 600)
+    (label,) = callout_annotations([Callout("front", 5, 5, ["A2 eager, channels_last"])], [(5, 5)], [], axes, [(5, 1, 9)])
+    half_width = 23 * 6.9 / 2
+    assert abs(label["ax"]) >= half_width
 
 
 def test_a_page_runs_plotly_outside_its_modules_function_and_with_its_notice() -> None:

@@ -179,6 +179,20 @@ def test_parallel_coordinates_have_an_axis_for_what_differs(make_sweep: MakeSwee
     assert names == ["scope=full", "scope=modular", "scope=regional"]
 
 
+def test_parallel_coordinates_have_an_axis_for_an_option_of_the_workload(make_sweep: MakeSweep) -> None:
+    records = [
+        trial("scope=full,batch_size=64", 900, 100),
+        trial("scope=full,batch_size=8", 800, 10),
+        trial("scope=full", 700, 1),
+    ]
+    info = parallel_info(analysis.load(make_sweep(records)))
+    (axis,) = (axis for axis in info.axes if axis.is_choice)
+    assert (axis.column, axis.title) == ("workload.batch_size", "batch size")
+    assert [words for _, words in axis.ticks] == ["usual", "8", "64"]
+    names = [note.name for note in parallel_figure(info).layout.annotations if note.name]
+    assert names == ["workload.batch_size=8", "workload.batch_size=64"]  # as the filter finds them in a setting's key
+
+
 def test_parallel_coordinates_place_a_warm_trial_by_its_estimate(make_sweep: MakeSweep) -> None:
     warm = trial("scope=full,optimizer=fused", 950, 5, caches=Caches.WARM, cold_equivalent_s=100.0)
     info = parallel_info(analysis.load(make_sweep([trial("scope=full", 900, 100), trial("scope=regional", 800, 10), warm])))
@@ -237,6 +251,12 @@ def test_caches_save_what_break_even_reckons_with(make_sweep: MakeSweep) -> None
     assert "3.30× quicker" in name
 
 
+def test_a_start_that_compiles_longer_than_cold_is_slower(make_sweep: MakeSweep) -> None:
+    records = [trial("scope=full", 300, 4), trial("scope=full", 300, 5, caches=Caches.WARM, trial_id="warm")]
+    (name,) = cache_figure(cache_info(analysis.load(make_sweep(records)))).layout.annotations
+    assert "1.25× slower" in name.text.replace("\u00a0", " ")
+
+
 def test_a_warm_trial_alone_shows_its_estimate(make_sweep: MakeSweep) -> None:
     warm = trial("scope=full", 900, 7, caches=Caches.WARM, restore_s=2.0, cold_equivalent_s=95.0)
     (row,) = cache_info(analysis.load(make_sweep([warm]))).rows
@@ -254,7 +274,9 @@ def test_effects_say_what_a_change_is_worth(make_sweep: MakeSweep) -> None:
     first = effects_info(df).effects[0]
     assert (first.name, first.before, first.after) == ("optimizer", "foreach", "fused")
     figure = effects_figure(effects_info(df))
-    assert "optimizer: foreach → fused · <b>+20.0" in figure.layout.annotations[0].text.replace("\u00a0", " ")
+    names = [note.text.replace("\u00a0", " ") for note in figure.layout.annotations]
+    assert "optimizer: foreach → fused · <b>+20.0" in names[0]
+    assert any(name.startswith("group_window: not set → 100 ·") for name in names)
 
 
 def test_an_interval_of_two_pairs_that_disagree_leaves_the_bars_their_room(make_sweep: MakeSweep) -> None:
