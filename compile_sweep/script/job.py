@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -252,3 +253,39 @@ def check_settings(settings: CompileSettings) -> None:
     given = {name: value for name, value in settings.fields_that_apply().items() if name not in ("padding", "pad_multiple")}
     if reason := refusal(given):
         raise ScriptError(reason)
+
+
+def leading_imports(job: ScriptJob) -> tuple[str, ...]:
+    """Returns the import statements that a script, and modules in its folders that these import, begin with.
+
+    Imports of such modules themselves are left out, and so is what follows any other statement, which may decide how a package
+    is imported.
+    """
+    folders, found = {Path(job.path).parent, Path(job.folder)}, dict[str, None]()
+    waiting, seen = [Path(job.path)], set[Path]()
+    while waiting:
+        file = waiting.pop(0)
+        if file in seen:
+            continue
+        seen.add(file)
+        for statement in _leading_imports(file):
+            names = [one.name for one in statement.names] if isinstance(statement, ast.Import) else [statement.module or ""]
+            heads = [name.partition(".")[0] for name in names]
+            own = [folder / head for folder in folders for head in heads]
+            waiting += [path.with_suffix(".py") for path in own if path.with_suffix(".py").is_file()]
+            is_own = any(path.with_suffix(".py").is_file() or path.is_dir() for path in own)
+            if not is_own and "__future__" not in heads and not (isinstance(statement, ast.ImportFrom) and statement.level):
+                found[ast.unparse(statement)] = None
+    return tuple(found)
+
+
+def _leading_imports(file: Path) -> Iterator[ast.Import | ast.ImportFrom]:
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for statement in body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+            return

@@ -117,12 +117,12 @@ class Running(Protocol):
         ...
 
 
-Start = Callable[[Path, str, Mapping[str, str], Path | None], Running]
+StartRun = Callable[[Path, str, Mapping[str, str], Path | None], Running]
 """Starts a run, given its assignment's file, its working directory, its environment and the file that it prints to, if any."""
 
 
 class FreshProcess:
-    """A run in a new process, which leads a session of its own; a `Start`."""
+    """A run in a new process, which leads a session of its own; a `StartRun`."""
 
     def __init__(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> None:
         with ExitStack() as files:
@@ -172,7 +172,7 @@ class ScriptTrial:
     """Returns variables by which a run's workers find each other, new for every run; all workers must call it together."""
     agree: Callable[[bool], bool] = bool
     """Returns worker 0's answer in every worker."""
-    start: Start = FreshProcess
+    start: StartRun = FreshProcess
     ends_at: float = math.inf
     """When a run that has not ended is ended, by `time.monotonic`."""
     on_phase: Callable[[Phase], None] = lambda phase: None

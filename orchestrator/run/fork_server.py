@@ -31,13 +31,17 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import IO, Any, NoReturn
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from compile_sweep.child_process import die_with, empty_stdin, freeze_imports
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.outcome import exit_text
 from compile_sweep.schema.redact import last_line
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
+
+if TYPE_CHECKING:
+    from compile_sweep.script.trial import StartRun
 
 _MARKER_CHARS = 120
 """Room for an attempt's marker in the environment that the kernel shows of a forked process, in characters."""
@@ -221,6 +225,122 @@ class ForkServer:
         return answer
 
 
+class ServerInside(ForkServer):
+    """A fork server that is forked from this process, whose imports it has, before this process starts threads or CUDA.
+
+    Args:
+        cpus: The logical CPUs that this process is bound to.
+    """
+
+    def __init__(self, cpus: tuple[int, ...]) -> None:
+        self._cpus = cpus
+        super().__init__(Setup(workload=None, python_path="", use_gpu=False), {})
+
+    def _start(self) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`; nothing is written
+        self._unread, self._is_ready, self._has_closed = b"", False, False
+        self._process: Any = _Forked(self._cpus)
+
+
+class _Forked:
+    """A process that serves orders, forked from this one; used like a `subprocess.Popen` with pipes."""
+
+    def __init__(self, cpus: tuple[int, ...]) -> None:
+        orders, given = os.pipe()
+        answered, answers = os.pipe()
+        parent = os.getpid()
+        self.pid = _fork()
+        if self.pid == 0:
+            try:
+                os.close(given)
+                os.close(answered)
+                die_with(parent)
+                _serve(orders, answers, cpus)
+            finally:
+                os._exit(0)
+        os.close(orders)
+        os.close(answers)
+        self.stdin, self.stdout = os.fdopen(given, "wb"), os.fdopen(answered, "rb", buffering=0)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns its exit code; None while it runs."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self) -> int:
+        """Waits for its end; returns its exit code."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kills it."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class ForkedScriptRun:
+    """A run of a script that a fork server starts."""
+
+    def __init__(self, server: ForkServer, order: Order) -> None:
+        self._server = server
+        self._returncode: int | None = None
+        server.start(order)
+
+    def poll(self) -> int | None:
+        """Returns the exit code; None while the run goes on."""
+        if self._returncode is None:
+            self._returncode = self._server.wait(0.0)
+        return self._returncode
+
+    def end(self) -> None:
+        """Ends the run and everything in its session."""
+        self._server.kill()
+        if self._server.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
+
+
+def script_order(assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None, *, marker: str) -> Order:
+    """Returns the order for a run of a script.
+
+    Args:
+        assignment: File of the run's assignment.
+        folder: The run's working directory.
+        environment: Its variables.
+        log: File that it prints to; None for the server's log.
+        marker: Identifies its processes.
+    """
+    return Order(
+        assignment={},
+        marker=marker,
+        environment=environment,
+        folder=str(assignment.parent),
+        work_folder=folder,
+        script_run=str(assignment),
+        log=None if log is None else str(log),
+    )
+
+
+def forks_of_scripts(log: Path, marker: str, cpus: tuple[int, ...]) -> StartRun:
+    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now.
+
+    Args:
+        log: What runs print to unless they have files of their own.
+        marker: Identifies the attempt's processes.
+        cpus: The logical CPUs that this process is bound to.
+    """
+    server = ServerInside(cpus)
+
+    def start(run: Path, folder: str, environment: Mapping[str, str], own_log: Path | None) -> ForkedScriptRun:
+        return ForkedScriptRun(server, script_order(run, folder, environment, own_log or log, marker=marker))
+
+    return start
+
+
 def how_it_ended(server: ForkServer, returncode: int) -> str:
     """Describes, in a sentence, how an attempt's process that left no outcome ended."""
     # If no process was forked, only the server knows why.
@@ -236,15 +356,20 @@ def main(parent: int, setup: Setup) -> None:
 
     with worker.own_cores(*setup.core_shares) as cpus:
         _preload(setup, parent, answers)
-        _write(answers, {"ready": True})
-        orders = os.fdopen(0, "rb", buffering=0, closefd=False)
-        while line := orders.readline():
-            child = _fork()
-            if child == 0:
-                _become_trial(Order(**json.loads(line)), cpus, answers)
-            _write(answers, {"pid": child})
-            _, status = os.waitpid(child, 0)
-            _write(answers, {"returncode": os.waitstatus_to_exitcode(status)})
+        _serve(0, answers, cpus)
+
+
+def _serve(orders: int, answers: int, cpus: tuple[int, ...]) -> None:
+    """Forks a process for each order that it reads, until there are no more."""
+    _write(answers, {"ready": True})
+    lines = os.fdopen(orders, "rb", buffering=0, closefd=False)
+    while line := lines.readline():
+        child = _fork()
+        if child == 0:
+            _become_trial(Order(**json.loads(line)), cpus, answers)
+        _write(answers, {"pid": child})
+        _, status = os.waitpid(child, 0)
+        _write(answers, {"returncode": os.waitstatus_to_exitcode(status)})
 
 
 def _write(descriptor: int, answer: Mapping[str, Any]) -> None:

@@ -10,15 +10,19 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from compile_sweep.script.job import ScriptJob, leading_imports
+from compile_sweep.script.sandbox import OFFLINE
 from orchestrator.guard import scratch_folders
 from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.guard.watchdog import kill_marked
-from orchestrator.run.fork_server import ForkServer, Order, Setup, how_it_ended
+from orchestrator.run.fork_server import ForkedScriptRun, ForkServer, Order, Setup, how_it_ended, script_order
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial import environment_of_attempt
 from orchestrator.run.trial_spec import Assignment, TrialPlan
@@ -57,7 +61,15 @@ class Servers:
             use_gpu=plan.use_gpu,
             core_shares=self._core_shares,
         )
+        if plan.script is not None:
+            return self.server_of(ScriptJob.from_dict(plan.script), setup, environment)
         return self.server_with(setup, environment)
+
+    def server_of(self, job: ScriptJob, setup: Setup, environment: Mapping[str, str]) -> ForkServer:
+        """Returns a server that has imported what a script begins with, with the same variables as for `server_for`."""
+        imports = ("import compile_sweep.script.run_one", *leading_imports(job))
+        offline = {} if job.in_place else OFFLINE
+        return self.server_with(replace(setup, imports=imports), {**environment, "PYTHONHASHSEED": str(job.seed), **offline})
 
     def server_with(self, setup: Setup, environment: Mapping[str, str]) -> ForkServer:
         """Returns a server of this kind, with the same variables as for `server_for`."""
@@ -78,56 +90,24 @@ class ForkedScriptRuns:
     """Starts runs of a script, one after the other, in processes that one fork server forks.
 
     Args:
-        imports: Import statements to execute once, before the first run.
+        job: The script. What it begins with is imported once, before the first run.
         environment: Variables that torch and these packages read when they are imported, besides those of this process.
         use_gpu: Whether the script trains on a GPU.
     """
 
-    def __init__(self, imports: Sequence[str], environment: Mapping[str, str], *, use_gpu: bool) -> None:
-        setup = Setup(workload=None, python_path="", use_gpu=use_gpu, imports=("import compile_sweep.script.run_one", *imports))
-        self._servers, self._wanted = Servers(imports_workload=False), (setup, environment)
-        self._servers.server_with(*self._wanted)  # begins to import
+    def __init__(self, job: ScriptJob, environment: Mapping[str, str], *, use_gpu: bool) -> None:
+        self._servers = Servers(imports_workload=False)
+        setup = Setup(workload=None, python_path="", use_gpu=use_gpu)
+        self._server = partial(self._servers.server_of, job, setup, environment)
+        self._server()  # begins to import
 
     def start(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> ForkedScriptRun:
-        """Starts a run, as `compile_sweep.script.trial.Start` says; the one before it must have ended."""
-        server = self._servers.server_with(*self._wanted)
-        server.start(
-            Order(
-                assignment={},
-                marker="check",
-                environment=environment,
-                folder=str(assignment.parent),
-                work_folder=folder,
-                script_run=str(assignment),
-                log=None if log is None else str(log),
-            )
-        )
-        return ForkedScriptRun(server)
+        """Starts a run, as `compile_sweep.script.trial.StartRun` says; the one before it must have ended."""
+        return ForkedScriptRun(self._server(), script_order(assignment, folder, environment, log, marker="check"))
 
     def close(self) -> None:
         """Ends the server."""
         self._servers.close()
-
-
-class ForkedScriptRun:
-    """A run of a script that a fork server has started."""
-
-    def __init__(self, server: ForkServer) -> None:
-        self._server = server
-        self._returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Returns the exit code; None while the run goes on."""
-        if self._returncode is None:
-            self._returncode = self._server.wait(0.0)
-        return self._returncode
-
-    def end(self) -> None:
-        """Ends the run and everything in its session."""
-        self._server.kill()
-        if self._server.pid is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)
 
 
 class ForkedAttempt:

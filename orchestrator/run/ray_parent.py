@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
 from compile_sweep.schema.outcome import Phase
+from compile_sweep.script.trial import StartRun
 from orchestrator import environment
 from orchestrator.cluster import remote_logs
 from orchestrator.guard.progress import StopRequest, find_progress_actor
@@ -36,6 +37,7 @@ class RayParent:
 
     def __init__(self, assignment: Assignment, rank: int) -> None:
         self.rank = rank
+        self.runs_of_scripts: StartRun | None = None
         self._assignment = assignment
 
     def log_file(self) -> AbstractContextManager[Path]:

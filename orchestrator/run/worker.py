@@ -16,6 +16,7 @@ import platform
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,19 +29,20 @@ from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.outcome import Phase, is_let_down
 from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.trial import FreshProcess, RunFailed, ScriptTrial, StartRun
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing
 from orchestrator.guard import cores, scratch_folders, watchdog
 from orchestrator.guard.cpu_pressure import PressureGauge
 from orchestrator.guard.gpu_neighbors import GpuNeighborMonitor
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
+from orchestrator.run.fork_server import Order, forks_of_scripts
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
     from compile_sweep.harness.prepare import Prepared
-    from orchestrator.run.fork_server import Order
 
 PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
 """Files in a local worker's folder: its progress (one JSON array per line), and its result or error."""
@@ -84,6 +86,8 @@ class Parent(Protocol):
 
     rank: int
     """The worker's rank in its trial."""
+    runs_of_scripts: StartRun | None
+    """Starts a run of a script, as `compile_sweep.script.trial.StartRun` says; None for a fresh process."""
 
     def log_file(self) -> AbstractContextManager[Path]:
         """Provides the file that the worker logs to while the block lasts."""
@@ -232,7 +236,7 @@ def _measure(
         warm_cpp_headers()
         if plan.explains:
             check_vector_instructions()
-    elif assignment.settings.mode is not None:
+    elif assignment.settings.mode is not None and plan.script is None:  # a script's process starts its own
         start_compile_workers()
     headers = cpp_header_folder()  # the host's folder, which all trials share
     scratch_folders.use_own_temp_folder(scratch)
@@ -275,6 +279,7 @@ def _measure(
             rank=parent.rank,
             cpus=cpus,
             device=device,
+            start=parent.runs_of_scripts,
             on_phase=on_phase,
             on_early=parent.report_early_figures,
         )
@@ -339,6 +344,7 @@ def _measure_script(
     rank: int,
     cpus: Sequence[int],
     device: Any,
+    start: StartRun | None,
     on_phase: Callable[[Phase], None],
     on_early: Callable[[dict[str, float]], None],
 ) -> dict[str, Any]:
@@ -348,7 +354,6 @@ def _measure_script(
         ScriptError: The script produced no figures; the message says what to do.
     """
     from compile_sweep.harness.distributed import agreed, by_rank
-    from compile_sweep.script.trial import RunFailed, ScriptTrial  # imported in workers only, because it needs torch
 
     plan = assignment.plan
     assert plan.script is not None
@@ -380,6 +385,7 @@ def _measure_script(
         is_first=rank == 0,
         rendezvous=rendezvous,
         agree=lambda decision: agreed(decision, device),
+        start=start or FreshProcess,
         on_phase=on_phase,
         on_early=on_early,
     )
@@ -467,6 +473,7 @@ class ForkedParent:
         self._order, self._assignment, self._cpus = order, assignment, cpus
         # Before the trial has its own folder for temporary files.
         self._port_file = scratch_folders.attempt_folder(order.marker) / _PORT
+        self.runs_of_scripts: StartRun | None = None
         self._file = (Path(order.folder) / PROGRESS).open("a", buffering=1, encoding="utf-8")
 
     @contextmanager
@@ -533,10 +540,13 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
         said: What was printed while the fork server imported modules; it belongs in the trial's log.
     """
     assignment = Assignment.from_dict(order.assignment)
+    parent = ForkedParent(order, assignment, cpus)
+    if assignment.plan.script is not None:
+        parent.runs_of_scripts = forks_of_scripts(assignment.log_file(order.rank), order.marker, cpus)
     _renew_process_state()
     with only_in_this_process():
         try:
-            outcome: dict[str, Any] = {"figures": work(assignment, ForkedParent(order, assignment, cpus), said)}
+            outcome: dict[str, Any] = {"figures": work(assignment, parent, said)}
         except MeasurementFailed as error:
             outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
     _write_whole(Path(order.folder) / OUTCOME, json.dumps(outcome))
@@ -562,6 +572,7 @@ def run_script_forked(order: Order, assignment: str) -> NoReturn:
         os.dup2(log, 2)
         os.close(log)
     _renew_process_state()
+    tempfile.tempdir = None  # the server's
     gc.enable()
     if (threads := order.environment.get("OMP_NUM_THREADS", "")).isdecimal():  # torch has read the server's
         torch.set_num_threads(int(threads))

@@ -27,12 +27,11 @@ from compile_sweep.schema.outcome import Phase, Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.job import ScriptJob
-from compile_sweep.script.sandbox import OFFLINE
 from orchestrator.config import Device
 from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.plan.estimates import expected_s
 from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
-from orchestrator.plan.scripts import leading_imports, with_baseline
+from orchestrator.plan.scripts import with_baseline
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import ForkedScriptRuns
 
@@ -287,10 +286,9 @@ def check_script(job: ScriptJob, device: Device, backend: str | None, budget: Ti
         The command's exit code: 0 if the script runs unchanged, and nothing that was looked at is wrong; 1 otherwise.
     """
     console.print(f"{job.name} on {device}", style="bold")
-    server = {**_environment(device), "PYTHONHASHSEED": str(job.seed), **({} if job.in_place else OFFLINE)}
     with (
         tempfile.TemporaryDirectory(prefix="compile-sweep-check-", ignore_cleanup_errors=True) as folder,
-        closing(ForkedScriptRuns(leading_imports(job), server, use_gpu=device is Device.CUDA)) as runs,
+        closing(ForkedScriptRuns(job, _environment(device), use_gpu=device is Device.CUDA)) as runs,
     ):
         return _ScriptCheck(
             job=job, device=device, backend=backend, budget=budget, console=console, runs=runs, folder=Path(folder)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.job import ScriptJob
+from compile_sweep.script.job import ScriptJob, leading_imports
 from compile_sweep.script.trial import OutOfTime, RunFailed, ScriptTrial
 from orchestrator import check
-from orchestrator.plan.scripts import leading_imports
 from orchestrator.run.forked_attempt import ForkedScriptRuns
 from orchestrator.view import script_check
 from tests.scripts.conftest import SHORT
@@ -147,7 +146,9 @@ def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Pat
         "import orchestrator, torch\nraise SystemExit(f'{orchestrator.WHOSE}, {torch.get_num_threads()} thread')\n"
     )
     (folder / "orchestrator.py").write_text("WHOSE = 'of its own'\n")
-    with closing(ForkedScriptRuns(["import no_such_package"], {"CUDA_VISIBLE_DEVICES": ""}, use_gpu=False)) as runs:
+    (folder / "server.py").write_text("import no_such_package\n")
+    job = ScriptJob.of("server.py", folder=str(folder))
+    with closing(ForkedScriptRuns(job, {"CUDA_VISIBLE_DEVICES": ""}, use_gpu=False)) as runs:
 
         def run(script: str, *arguments: str, within_s: float = 300) -> Found:
             base = tmp_path / script

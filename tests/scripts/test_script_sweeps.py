@@ -112,11 +112,16 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
 
 @pytest.mark.slow
 def test_a_sweep_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
-    (folder / "odd.py").write_text("import sys\nsys.exit('no data')\n")
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "heavy.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    (folder / "odd.py").write_text(
+        "import os, sys\nimport heavy\nsys.exit('no data' if heavy.IMPORTED_BY != os.getpid() else 'imported anew')\n"
+    )
     words = ["--script", "odd.py", "--device", "cpu", "--runner", "local", "--output", str(tmp_path / "sweep")]
     run = subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", *words, "--settings", "scope=eager,optimizer=fused", "scope=full"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'packages'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     (trial,) = record.read(tmp_path / "sweep")
     assert str(trial.reason).startswith("ScriptError: the script ended after 0 steps with the message 'no data'")
