@@ -66,14 +66,17 @@ def _is_own_layer(module: nn.Module) -> bool:
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
-    """Returns the memory format worth trying: that of the convolutions if they have at least a fifth of the weights.
+    """Returns the memory format worth trying: that of the convolutions if they are a large part of the model.
 
-    A transformer's patch embedding is a convolution too, but such a small part of the work that its format does not matter.
+    They are if they have at least a fifth of the weights, or if they outnumber linear layers, as before the large classifier of a
+    VGG. A transformer's patch embedding is a convolution too, but such a small part of the work that its format does not matter.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
+    num_linear = sum(isinstance(module, nn.Linear) for module in model.modules())
     for layout, kind in ((MemoryFormat.CHANNELS_LAST, nn.Conv2d), (MemoryFormat.CHANNELS_LAST_3D, nn.Conv3d)):
-        held = sum(module.weight.numel() for module in model.modules() if isinstance(module, kind))
-        if held and 5 * held >= total:
+        convolutions = [module for module in model.modules() if isinstance(module, kind)]
+        held = sum(module.weight.numel() for module in convolutions)
+        if held and (5 * held >= total or len(convolutions) > num_linear):
             return layout
     return None
 

@@ -488,6 +488,12 @@ class TrialRecord(AttemptRecord):
         over_ranks=merged,
         missing="nothing was found",
     )
+    model_facts: dict[str, Any] = figure(
+        "object: what a script's modules are, by fields of `WorkloadFacts`; the searcher `levers` no longer proposes what they "
+        "have no use for",
+        default=dict,
+        missing="of a workload, whose plan knows them; not found",
+    )
     perf_hints: list[str] = figure(
         "list of text: what torch's own log says would be faster",
         default=list,
@@ -554,6 +560,7 @@ class Measurement:
     fallbacks: list[str]
     step_ms: list[float]
     findings: list[str] = field(default_factory=list)
+    model_facts: dict[str, Any] = field(default_factory=dict)
     device_use: dict[str, float] = field(default_factory=dict)
     samples_per_s_per_worker: float | None = None
     compile_s_by_rank: list[float] = field(default_factory=list)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
+from compile_sweep.contract.inspect_model import has_attention, preferred_memory_format, regional_share
 from compile_sweep.harness import steady
 from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
@@ -54,6 +56,7 @@ def measurement(session: Session) -> Measurement:
         pipeline=PIPELINE,
         data_wait_share=stream.wait_share,
         source=source(session),
+        model_facts=model_facts(session),
         numerics={"status": "ok"},
         **asdict(session.diagnostics),
         step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
@@ -90,6 +93,20 @@ def source(session: Session) -> str:
         f"# What is compiled of the script: {names}. Before the first step:\nimport compile_sweep\n\n"
         f'compile_sweep.apply(model, optimizer, "{session.settings.key}")\n'
     )
+
+
+def model_facts(session: Session) -> dict[str, Any]:
+    """Returns fields of `WorkloadFacts` that follow from the modules that the script trains."""
+    targets = session.found.targets
+    formats = [found for target in targets if (found := preferred_memory_format(target.module))]
+    in_blocks = [target for target in targets if target.blocks]
+    shares = [regional_share(target.module, target.blocks) for target in in_blocks]
+    return {
+        "memory_format": formats[0] if formats else None,
+        "has_blocks": bool(in_blocks),
+        "regional_share": round(max(shares), 3) if shares else None,
+        "has_attention": any(has_attention(target.module) for target in targets),
+    }
 
 
 def other_batch_size(session: Session) -> str | None:

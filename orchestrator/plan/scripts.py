@@ -100,11 +100,11 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
     def mentions(*words: str) -> bool:
         return any(word in text for word in words)
 
-    is_convolutional = mentions("conv2d", "resnet", "torchvision.models", "timm", "unet")
+    is_convolutional = mentions("conv2d", "conv3d", "resnet", "convnext", "torchvision.models", "timm", "unet")
     return replace(
         SCRIPT_FACTS,
         options={} if job.batch_argument is None else {"batch_size": int},
-        memory_format=MemoryFormat.CHANNELS_LAST if is_convolutional else None,
+        memory_format=MemoryFormat.CHANNELS_LAST if is_convolutional or mentions("image", "pixel", "vision") else None,
         regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
         has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -194,7 +196,8 @@ class LeverSearch:
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
         self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
         self._fits = fits or (lambda setting: True)
-        self._guessed_s = np.array([guessed_compile_s(one, facts) for one in candidates.settings])
+        self._facts = facts
+        self._guessed_s = self._guesses()
         self._speeds: dict[int, float] = {}
         self._tried: dict[int, bool] = {}
         self._took: dict[int, _Took] = {}
@@ -221,6 +224,8 @@ class LeverSearch:
     def tell(self, record: Record) -> None:
         key = str(record["settings_key"])
         self._untried.strike(key)
+        if model := record.get("model_facts"):
+            self._learn(model)
         place = self._candidates.index(key)
         if place is None:
             return
@@ -232,6 +237,25 @@ class LeverSearch:
             self._speeds[place] = speed
         wall_s = max(figure(record, "wall_s") or 0.0, 1e-3)
         self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
+
+    def _learn(self, model: Mapping[str, Any]) -> None:
+        """Takes facts about a script's model, and no longer proposes settings with a lever that it has no use for."""
+        layout, share = model.get("memory_format"), figure(model, "regional_share")
+        self._facts = replace(
+            self._facts,
+            memory_format=MemoryFormat(layout) if layout in list(MemoryFormat) else None,
+            regional_share=share,
+            has_blocks=model.get("has_blocks") is not False,
+            has_attention=model.get("has_attention") is not False,
+        )
+        self._guessed_s = self._guesses()
+        for setting in self._candidates.settings:
+            if _is_pointless(setting, self._facts):
+                self._untried.strike(setting.key)
+
+    def _guesses(self) -> Floats:
+        """Returns each candidate's compile seconds as far as they are known before anything has compiled."""
+        return np.array([guessed_compile_s(one, self._facts) for one in self._candidates.settings])
 
     def plan(self, seconds: float) -> list[Step]:
         """Returns the first settings that would be tried in so many seconds if each met its expectation.
@@ -369,6 +393,15 @@ class LeverSearch:
             return str(kind_of(lever))
         others = f"{expected.num_workloads} other{'' if expected.num_workloads == 1 else 's'}"
         return f"{kind_of(lever)} (×{math.exp(expected.log_gain):.2f} on {others})"
+
+
+def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
+    """Tells whether a setting has a lever that a model with these facts has no use for."""
+    if setting.sdpa_kernel is not None and facts.has_attention is False:
+        return True
+    if setting.memory_format is not None and facts.memory_format is None:
+        return True
+    return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 
 
 def _usual(every: Sequence[Mapping[str, str]]) -> set[tuple[str, str]]:

@@ -194,3 +194,23 @@ def test_recorded_sweeps_are_replayed_with_a_prior_that_has_not_seen_them(table:
 
 def _measured(rows: Mapping[str, Any]) -> list[tuple[CompileSettings, Any]]:
     return [(CompileSettings.parse(key), one) for key, one in rows.items()]
+
+
+@pytest.mark.parametrize(
+    ("model", "proposed"),
+    [
+        ({"memory_format": "channels_last", "has_blocks": True, "regional_share": 0.2}, {"memory_format", "regional"}),
+        ({"memory_format": None, "has_blocks": True, "regional_share": 0.2}, {"regional"}),
+        ({"memory_format": "channels_last", "has_blocks": False}, {"memory_format"}),
+        ({"memory_format": ["?"], "has_blocks": None, "regional_share": "?"}, {"regional"}),
+    ],
+)
+def test_levers_that_a_scripts_model_has_no_use_for_are_proposed_no_more(model: dict[str, Any], proposed: set[str]) -> None:
+    searching = search(elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": model})
+    steps = run(searching, {**GAINS, "scope=full": 0.0})
+    found = {"memory_format"} if any(step.setting.memory_format for step in steps) else set()
+    found |= {"regional"} if any(step.setting.scope == "regional" for step in steps) else set()
+    assert found == proposed
