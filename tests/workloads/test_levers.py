@@ -11,6 +11,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.functional import scaled_dot_product_attention
 
 from compile_sweep import WorkloadFromModel, load_workload
+from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.choices import MemoryFormat
@@ -332,3 +333,10 @@ def test_a_list_of_sizes_reaches_inductor_as_one() -> None:
     settings = CompileSettings.parse("inductor.triton.cudagraph_capture_sizes=16/32/64")
     prepared = prepare(Layers("tiny", 0), settings, CPU)
     assert '"triton.cudagraph_capture_sizes": (16, 32, 64)' in prepared.source(Layers("tiny", 0).build_model())
+
+
+def test_convolutions_before_a_large_classifier_count_although_it_holds_the_weights() -> None:
+    vgg = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 28 * 28, 64))
+    patches = nn.Sequential(nn.Conv2d(3, 64, 8, stride=8), nn.Flatten(2), *(nn.Linear(64, 64) for _ in range(6)))
+    assert preferred_memory_format(vgg) is MemoryFormat.CHANNELS_LAST
+    assert preferred_memory_format(patches) is None
