@@ -337,6 +337,6 @@ def test_a_list_of_sizes_reaches_inductor_as_one() -> None:
 
 def test_convolutions_before_a_large_classifier_count_although_it_holds_the_weights() -> None:
     vgg = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 28 * 28, 64))
-    patches = nn.Sequential(nn.Conv2d(3, 64, 8, stride=8), nn.Flatten(2), *(nn.Linear(64, 64) for _ in range(6)))
+    patches = nn.Sequential(nn.Conv2d(3, 64, 4, stride=4), nn.Flatten(2), *(nn.Linear(64, 64) for _ in range(6)))
     assert preferred_memory_format(vgg) is MemoryFormat.CHANNELS_LAST
     assert preferred_memory_format(patches) is None
