@@ -80,18 +80,18 @@ def load_for_analysis(folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         RecordsError: For the reasons of `load`.
     """
     frame, latest = _read(Path(folder))
-    values = {name: _plain(column) for name, column in frame.items()}
+    values = {name: _plain(column.array) for name, column in frame.items()}
     attempts = pd.DataFrame(values).copy()  # a copy joins columns of one dtype into one block
     return attempts.loc[latest].reset_index(drop=True), attempts
 
 
-def _plain(column: pd.Series) -> pd.Series:
+def _plain(column: Any) -> Any:
     """Converts to float64 or object; booleans stay, because inverting them in a column of objects would not."""
     if column.dtype == "boolean":
         return column
     if column.dtype == "Float64":
-        return pd.Series(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    return pd.Series(column.to_numpy(dtype=object), dtype=object)
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return pd.Series(column.to_numpy(dtype=object), dtype=object)  # pandas would make an array of text one of its own
 
 
 def _read(folder: Path) -> tuple[pd.DataFrame, pd.Index]:
@@ -203,15 +203,20 @@ def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
             yield from _ratios(value)
 
 
-def _column(name: str, values: list[Any]) -> pd.Series:
-    dtype = COLUMNS[name].dtype
+def _column(name: str, values: list[Any]) -> Any:
+    """Returns the values as an array of the column's dtype, of which a frame is made in half the time that it takes of series.
+
+    Raises:
+        RecordsError: A value does not have that dtype.
+    """
+    dtype: Any = COLUMNS[name].dtype
     if name != "source":  # code, which must stay executable
         values = [visible_values(value) for value in values]
     try:
         if dtype is TIMESTAMP:
             moments = pd.to_datetime(pd.Series(values, dtype="string"), utc=True, errors="coerce", format="ISO8601")
-            return moments.astype(TIMESTAMP)
-        return pd.Series(values, dtype=dtype)
+            return moments.astype(TIMESTAMP).array
+        return pd.array(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise RecordsError(
             f"{TRIALS_FILE} has a {name!r} that is not a {dtype} ({error}); expected: {COLUMNS[name].meaning}"

@@ -149,21 +149,26 @@ def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
             raise ConfigError(f"the sweeps are not of the same {name} ({one} and {other}), so their figures cannot be compared")
 
 
-def change(before: pd.Series, after: pd.Series, name: str, between: Mapping[str, Noise]) -> Change | None:
-    """Returns how the figure changed from one row to the other; None if one of them lacks it.
+def side_by_side(before: pd.Series, after: pd.Series) -> pd.DataFrame:
+    """Returns both rows as a frame, for `change`."""
+    return pd.DataFrame([before, after]).infer_objects()
+
+
+def change(both: pd.DataFrame, name: str, between: Mapping[str, Noise]) -> Change | None:
+    """Returns how the figure changed from the first row to the second; None if one of them lacks it.
 
     The interval is that of a ratio: both figures' own 95 % intervals and noise between runs, as deviations of the
     logarithm. If one of the figures is 0, or mostly noise (`Noise.near_floor`), their difference is used instead.
     """
-    first, second = number(before.get(name)), number(after.get(name))
+    first, second = map(number, both[name]) if name in both else (None, None)
     if first is None or second is None:
         return None
     noise = between.get(name, EXACT)
     share = None if first == 0 else second / first - 1
     if min(first, second) <= 0 or min(first, second) < noise.near_floor:
-        both = math.hypot(noise.floor, noise.floor, noise.relative * first, noise.relative * second)
-        return Change(first, second, share, None, None, abs(second - first) > Z95 * both)
-    off = deviations(pd.DataFrame([before, after]).infer_objects(), name, noise)
+        spread = math.hypot(noise.floor, noise.floor, noise.relative * first, noise.relative * second)
+        return Change(first, second, share, None, None, abs(second - first) > Z95 * spread)
+    off = deviations(both, name, noise)
     half = Z95 * float(np.sqrt((off**2).sum()))
     ratio = math.log(second) - math.log(first)
     return Change(first, second, share, _share(ratio - half), _share(ratio + half), abs(ratio) > half)
@@ -200,7 +205,8 @@ def _by_setting(df: pd.DataFrame) -> dict[tuple[str, int], pd.Series]:
 
 
 def _pair(before: pd.Series, after: pd.Series, between: Mapping[str, Noise]) -> Pair:
-    changes = {name: found for name in FIGURES if (found := change(before, after, name, between)) is not None}
+    both = side_by_side(before, after)
+    changes = {name: found for name in FIGURES if (found := change(both, name, between)) is not None}
     workers = int(after["num_workers"])
     label = str(after["settings_label"]) + (f", {workers} workers" if workers > 1 else "")
     return Pair(label, before, after, changes, list(_news(before, after)))

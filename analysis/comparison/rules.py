@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.comparison.changes import Change, Comparison, Kind, Pair, change
+from analysis.comparison.changes import Change, Comparison, Kind, Pair, change, side_by_side
 from analysis.formatting import figure, number, percent, text
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import FIELDS, Constraint
@@ -118,7 +118,7 @@ def _judged(rule: Rule, pair: Pair, comparison: Comparison) -> bool:
         return True  # also for a figure that is missing now
     if not rule.is_change:
         return number(pair.after.get(rule.name)) is not None
-    return change(pair.before, pair.after, rule.name, comparison.noise) is not None
+    return change(side_by_side(pair.before, pair.after), rule.name, comparison.noise) is not None
 
 
 def _of_news(rule: Rule, pair: Pair) -> list[Finding]:
@@ -137,7 +137,7 @@ def _of_figure(rule: Rule, pair: Pair, comparison: Comparison) -> list[Finding]:
     if not rule.is_change:
         sentence = f"{rule.name} is {figure(has)}"
         return [Finding(rule.words, pair.label, sentence, True)] if rule.exceeds(has) else []
-    found = change(pair.before, pair.after, rule.name, comparison.noise)
+    found = change(side_by_side(pair.before, pair.after), rule.name, comparison.noise)
     if found is None or not rule.exceeds(_share(found) if rule.is_relative else found.after - found.before):
         return []
     return [Finding(rule.words, pair.label, _moved(rule.name, found), found.is_significant)]

@@ -159,7 +159,15 @@ def padded_length(setting: CompileSettings, facts: WorkloadFacts) -> float:
         return 1.0
     policy = setting.shape_policy(facts.max_length, facts.min_length)  # without padding, use that of pad_multiple=1
     longest = _longest_rows(facts.row_lengths, facts.batch_size, setting.group_window or 1) or facts.batch_lengths
-    return sum(policy.padded(length) for length in longest) / len(longest) if longest else policy.padded(facts.max_length)
+    if not longest:
+        return policy.padded(facts.max_length)
+    return sum(policy.padded(length) * count for length, count in _counted(longest).items()) / len(longest)
+
+
+@lru_cache(maxsize=8)
+def _counted(lengths: tuple[int, ...]) -> Counter[int]:
+    """Returns how often each length occurs: thousands of batches have some tens of lengths."""
+    return Counter(lengths)
 
 
 @lru_cache(maxsize=8)

@@ -288,7 +288,7 @@ def test_rates_that_no_machine_has_are_refused_and_no_crash(two: MakeTwo, capsys
 
 
 def compared_series(before: float, after: float) -> Any:
-    return change(pd.Series({"compile_s": before}), pd.Series({"compile_s": after}), "compile_s", USUAL)
+    return change(pd.DataFrame({"compile_s": [before, after]}), "compile_s", USUAL)
 
 
 def test_news_is_what_no_figure_says(two: MakeTwo) -> None:
