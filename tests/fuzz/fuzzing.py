@@ -1,6 +1,6 @@
 """Shared by the fuzz tests: the number of cases, hostile input, and a guard under which nothing may run.
 
-`FUZZ_CASES=20000 pytest tests/fuzz` tests more; without it each test tries 12 cases, which are the same wherever the same modules
+`FUZZ_CASES=20000 pytest tests/fuzz` tests more; without it each test tries 6 cases, which are the same wherever the same modules
 of ours are imported, because Hypothesis uses their constants in its cases.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-CASES = int(os.environ.get("FUZZ_CASES", "12"))
+CASES = int(os.environ.get("FUZZ_CASES", "6"))
 
 thoroughly = settings(
     max_examples=CASES,
@@ -167,7 +167,7 @@ HOSTILE = (
 EXTREMES = (10**400, -(10**400), 2**63, 2**64, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, -1, 0)
 """Numbers that break code that expects usual ones."""
 
-TRIED_EXTREMES = EXTREMES if "FUZZ_CASES" in os.environ else (10**400, 2**63, -1e308, 5e-324, math.nan, math.inf, 0)
+TRIED_EXTREMES = EXTREMES if "FUZZ_CASES" in os.environ else (10**400, -1e308, math.nan, 0)
 """Those that are tried one by one for every option and field; `make nightly` tries them all."""
 
 texts = st.text(max_size=20) | st.sampled_from(HOSTILE)

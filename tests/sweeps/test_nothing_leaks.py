@@ -38,7 +38,7 @@ PLANTED = {
 ADDRESS = "redis://:planted-redis-p%40ssword@127.0.0.1:1"
 """No server is there, which costs a sweep nothing."""
 
-SETTINGS = ("scope=eager,padding=longest,pad_multiple=2", "scope=full", "scope=eager")
+SETTINGS = ("scope=eager,padding=longest,pad_multiple=2", "scope=regional", "scope=eager")
 """The first fails."""
 
 SECRETS = [value.encode() for value in (*PLANTED.values(), "planted-redis-p%40ssword", "planted-redis-p@ssword")]
