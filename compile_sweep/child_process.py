@@ -1,4 +1,7 @@
-"""What a forked or started process does first: end with its parent, read nothing, and not scan again what it has imported."""
+"""What a forked or started process does first: end with its parent, read nothing, and not scan again what it has imported.
+
+Also how its parent ends it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,12 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def kill_session(leader: int) -> None:
+    """Kills what is left of the process group of a process that leads a session of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def empty_stdin() -> None:

@@ -16,7 +16,7 @@ from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.contract.model_and_loss import MODEL, ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
-from compile_sweep.schema.outcome import is_out_of_memory
+from compile_sweep.schema.outcome import is_out_of_memory, may_run_out_of_memory
 from compile_sweep.schema.settings import OptimizerKind
 
 
@@ -35,11 +35,8 @@ def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
     device = torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu")
     raw = min(workload.raw_batches(), key=workload.length_of)
     try:
-        _step(workload, raw, device)
-    except Exception as error:
-        if is_out_of_memory(error):  # a trial has the device to itself, and reports if its memory does not suffice
-            return
-        raise
+        with may_run_out_of_memory():  # a trial has the device to itself, and reports if its memory does not suffice
+            _step(workload, raw, device)
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -44,7 +44,7 @@ from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.steady import Limits, Window
 from compile_sweep.schema.choices import Pipeline
-from compile_sweep.schema.outcome import Phase, is_out_of_memory
+from compile_sweep.schema.outcome import Phase, may_run_out_of_memory
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import Scope
 
@@ -289,11 +289,9 @@ def _steady(run: _Run, step: LateCompiles, on_first_pass: Callable[[Window, Memo
     eager: Trajectory | None = None
     # Errors are not caught if others wait for this worker, so the margin is twice as wide then.
     if everywhere(memory.has_room(peaks.in_use_bytes * (2 if several else 1), run.device), run.device):
-        try:
+        with may_run_out_of_memory(unless=several):
             eager = _grown_beside_eager(run, step, window)
-        except RuntimeError as error:
-            if several or not is_out_of_memory(error):
-                raise
+        if eager is None:
             window.chosen, window.eager_blocks, window.eager_losses = [], [], []
     memory.free(run.device)
     if not window.chosen:

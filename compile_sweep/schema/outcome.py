@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
@@ -282,6 +283,20 @@ def judge_death(death: Death) -> Verdict:
 def is_out_of_memory(error: BaseException) -> bool:
     """Tells whether an exception says that the device or the host ran out of memory, whichever library raised it."""
     return _OUT_OF_MEMORY.search(f"{type(error).__name__} {error}") is not None
+
+
+@contextmanager
+def may_run_out_of_memory(*, unless: bool = False) -> Iterator[None]:
+    """Ends the block, and nothing else, where the device's or the host's memory does not suffice.
+
+    Args:
+        unless: Raise that error, too, for example because other workers wait for this one.
+    """
+    try:
+        yield
+    except Exception as error:
+        if unless or not is_out_of_memory(error):
+            raise
 
 
 def is_let_down(error_type: str, text: str) -> bool:

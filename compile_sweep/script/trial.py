@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from compile_sweep.child_process import kill_session
 from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -143,8 +144,7 @@ class FreshProcess:
 
     def end(self) -> None:
         """Ends it and everything in its session."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_session(self._process.pid)
         self._process.wait()
 
 

@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
+from compile_sweep.child_process import kill_session
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -64,8 +64,7 @@ class Describer:
         """Ends the process."""
         atexit.unregister(self.close)
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_session(self._process.pid)
             self._process.wait()
             for stream in (self._process.stdin, self._process.stdout, self._output):
                 with suppress(OSError):

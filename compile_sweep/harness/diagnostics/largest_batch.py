@@ -19,7 +19,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.outcome import is_out_of_memory
+from compile_sweep.schema.outcome import may_run_out_of_memory
 from compile_sweep.schema.settings import CompileSettings
 
 MOST_TIMES = 64
@@ -129,10 +129,8 @@ def _predicted(tried: Sequence[TriedBatch], capacity_bytes: int | None) -> int |
 def peak_memory(workload: Workload, settings: CompileSettings, device: torch.device) -> int | None:
     """Returns the peak memory of two steps in bytes; None if they do not fit."""
     try:
-        return _peak_memory(workload, settings, device)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+        with may_run_out_of_memory():
+            return _peak_memory(workload, settings, device)
         return None
     finally:
         torch._dynamo.reset()

@@ -48,7 +48,7 @@ from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differ
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.prepare import Prepared
-from compile_sweep.schema.outcome import is_out_of_memory
+from compile_sweep.schema.outcome import may_run_out_of_memory
 from compile_sweep.schema.settings import Scope
 
 NUM_LINES = 2
@@ -407,12 +407,9 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
     several = num_workers() > 1
     if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
         return skipped("there is no memory for a second copy of the weights")
-    try:
+    with may_run_out_of_memory(unless=several):  # others wait for this worker
         return check_gradients(subject, rounding=rounding, draws=draws, eagerly=run_eagerly)
-    except Exception as error:
-        if several or not is_out_of_memory(error):  # several: others wait for this worker
-            raise
-        return skipped("there is no memory for a second copy of the weights")
+    return skipped("there is no memory for a second copy of the weights")
 
 
 @contextmanager
