@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from compile_sweep.child_process import die_with, empty_stdin, freeze_imports
+from compile_sweep.child_process import die_with, empty_stdin, freeze_imports, kill_session
 from compile_sweep.own_packages import import_path
 from compile_sweep.schema.outcome import exit_text
 from compile_sweep.schema.redact import last_line
@@ -300,8 +300,7 @@ class ForkedScriptRun:
         """Ends the run and everything in its session."""
         self._server.kill()
         if self._server.pid is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)
+            kill_session(self._server.pid)
 
 
 def script_order(assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None, *, marker: str) -> Order:
