@@ -221,7 +221,7 @@ def _model_lines(workload: Workload) -> Iterator[str]:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
     least = f"{workload.min_length} to" if workload.min_length > 1 else "at most"
-    lengths = f"{least} {workload.max_length} tokens long" if workload.max_length > 1 else "all of one shape"
+    lengths = f"of length {least} {workload.max_length}" if not workload.has_one_shape else "all of one shape"
     yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"
     if workload.unpadded_reason is not None:
         yield f"pads nothing: {workload.unpadded_reason}; so dynamic=static and buckets are left out"

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 
+from compile_sweep.contract.tensor_uses import is_whole
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.shapes import make_policy
@@ -261,6 +262,9 @@ def find_batch_changes(
 def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:
     """Returns the size of the first dimension of most tensors, or of a second one if every first one is the length."""
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
+    if any(dim == 0 for _, dim in changing):  # a graph: its edges have a row of sources and one of targets
+        edges = {name for name, rows in steady.items() if rows == 2 and (name, 1) in changing and is_whole(first[name])}
+        steady = {name: rows for name, rows in steady.items() if name not in edges}
     outer = [name for name in steady if "." not in name] or list(steady)  # tensors inside lists may have rows of their own
     outer = [name for name in outer if not _are_bounds(first[name], set(steady.values()))] or outer
     if rows := [steady[name] for name in outer]:

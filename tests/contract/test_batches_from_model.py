@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.batches import flatten, rebuild
+from compile_sweep.contract.inspect_model import find_batch_changes
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.settings import CompileSettings
@@ -126,6 +127,13 @@ def test_a_number_of_a_graph_that_changes_is_not_taken_from_the_first_batch() ->
     tensors, structure = flatten(counted(0))
     assert structure is not None
     assert rebuild(structure, tensors).num_graphs == 3
+
+
+def test_the_two_rows_of_edges_are_no_samples() -> None:
+    def nodes(number: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(9 + number, 4), "edge_index": torch.zeros(2, 20 - number, dtype=torch.long)}
+
+    assert find_batch_changes([nodes(number) for number in range(3)]).samples == 1
 
 
 def test_bounds_of_samples_are_one_more_than_samples() -> None:

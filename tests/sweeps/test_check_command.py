@@ -29,7 +29,7 @@ def test_a_sound_workload_is_described_run_and_priced(
 ) -> None:
     code, printed, complaint = checked(capsys, monkeypatch, "toy_workloads:Toy", "--scopes", "eager", "regional")
     assert code == 0, complaint + printed
-    assert "batches: 4 of 3 samples, at most 16 tokens long" in printed
+    assert "batches: 4 of 3 samples, of length at most 16" in printed
     assert "repeated blocks: body.blocks.0, body.blocks.1, body.blocks.2 of class Block" in printed
     assert "parts: body, loss" in printed
     assert "dynamic dimensions of the model: ids 1, labels 1" in printed
