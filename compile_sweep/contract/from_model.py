@@ -408,7 +408,9 @@ class ModelWorkload(Workload):
         if make is None:
             return None
         with _failing_as("scheduler_fn failed"):
-            return make(optimizer)
+            made = make(optimizer)
+        vars(optimizer)["_opt_called"] = True  # else torch warns: a step made before its schedule does not set it
+        return made
 
     def padded(self, batch: Mapping[str, Tensor], padded_length: Callable[[int], int]) -> dict[str, Tensor]:
         """Pads a batch from the user's own loader as the sweep padded such batches.

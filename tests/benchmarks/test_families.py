@@ -40,6 +40,7 @@ def test_a_family_is_checked_and_measured_under_three_settings() -> None:
 
 
 @pytest.mark.nightly("some 30 s of CPU time for each; the test above looks at one family")
+@pytest.mark.filterwarnings("ignore")  # of the libraries' own
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", sorted(families()))
 def test_each_family_and_form_is_checked_and_measured_under_three_settings(name: str) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.base import Workload
+from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Protocol
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError
@@ -86,3 +87,22 @@ def test_an_optimizer_that_cannot_be_fused_is_named(optimizer_fn: Callable[..., 
     workload = workload_with(optimizer_fn)
     with pytest.raises(SettingsError, match=r"^optimizer=fused: Signs takes no fused=; leave optimizer=fused out$"):
         workload.optimizer(workload.build_model(), OptimizerKind.FUSED)
+
+
+def test_a_schedule_steps_after_each_step_and_torch_warns_of_nothing() -> None:
+    workload = WorkloadFromModel(
+        lambda: nn.Linear(4, 4),
+        lambda number: {"x": torch.randn(2, 4)},
+        lambda model, batch: model(batch["x"]).square().mean(),
+        scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        num_batches=2,
+    )()
+    model = workload.build_model()
+    optimizer = workload.optimizer(model, OptimizerKind.FOREACH)
+    assert optimizer is not None
+    rates = []
+    with applied(prepare(workload, CompileSettings.parse("scope=eager"), CPU), model, optimizer) as step:
+        for _ in range(3):
+            rates.append(optimizer.param_groups[0]["lr"])
+            step(workload.batch_of_length(1, rank=0, device=CPU))
+    assert rates == [1e-4, 0.5e-4, 0.25e-4]
