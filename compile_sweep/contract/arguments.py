@@ -60,6 +60,9 @@ def _check_functions(workload: Any) -> None:
             f"optimizer_fn of WorkloadFromModel is an optimizer, not a function that makes one of a model's parameters; give "
             f"partial(torch.optim.{name}, lr=…)"
         )
+    if isinstance(workload.loss_fn, type) and issubclass(workload.loss_fn, nn.Module):
+        name = workload.loss_fn.__name__
+        raise WorkloadError(f"{workload.loss_name} of WorkloadFromModel is the class {name}; give an object of it, {name}()")
     if isinstance(workload.loss_fn, nn.modules.loss._Loss):
         name = type(workload.loss_fn).__name__
         raise WorkloadError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -98,24 +98,38 @@ def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[
         yield from constants_of(part, f"{name}.{key}" if name else str(key))
 
 
-def one_structure(structures: Sequence[Structure | None]) -> Structure | None:
-    """Returns the structure of all batches.
+def one_structure(structures: Sequence[Structure | None]) -> tuple[Structure | None, list[str]]:
+    """Returns the structure of all batches, and the names of texts that differ between them, in whose place it has None.
 
     Raises:
         WorkloadError: The structures differ; the message names the difference.
     """
     first = structures[0]
-    constants = dict(constants_of(first))
+    constants, texts = dict(constants_of(first)), dict[str, None]()
     for structure in structures[1:]:
         for name, value in constants_of(structure):
-            if name in constants and constants[name] != value:
+            if name not in constants or constants[name] == value:
+                continue
+            if not _is_text(value):
                 raise WorkloadError(
                     f"batches hold {name!r} as {type(value).__name__}, once {constants[name]!r} and once {value!r}; make it a "
                     "tensor if the step computes with it, or leave it out of the batch"
                 )
+            texts[name] = None
         if _outline(structure) != _outline(first):
             raise WorkloadError(f"batches differ in what they are made of: {_difference(first, structure)}")
-    return first
+    return (_without(first, texts) if first and texts else first), list(texts)
+
+
+def _without(structure: Structure, names: Collection[str], name: str = "") -> Structure:
+    """Returns the structure with None in place of these constants."""
+    if structure.kind == "constant":
+        return dataclasses.replace(structure, value=None) if name in names else structure
+    keys = structure.keys or tuple(range(len(structure.parts)))
+    parts = (
+        _without(part, names, f"{name}.{key}" if name else str(key)) for key, part in zip(keys, structure.parts, strict=True)
+    )
+    return dataclasses.replace(structure, parts=tuple(parts))
 
 
 class BatchesOf:
@@ -203,7 +217,7 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
             return Structure("jagged", name)
         tensors[name] = value
         return Structure("tensor", name)
-    if isinstance(value, _CONSTANTS):
+    if isinstance(value, _CONSTANTS) or _is_text(value):
         return Structure("constant", value=value)
     keys: Sequence[Any]
     parts: Sequence[Any]
@@ -230,6 +244,12 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
         )
     made = tuple(_taken_apart(part, f"{inside}{key}", tensors) for key, part in zip(keys, parts, strict=True))
     return Structure(kind, keys=tuple(keys) if kind != "sequence" else (), parts=made, value=make)
+
+
+def _is_text(value: Any) -> bool:
+    """Tells whether this is a text, or a list of texts such as the names of a batch's files."""
+    texts = value if isinstance(value, list | tuple) and value else [value]
+    return all(isinstance(one, str | bytes) for one in texts)
 
 
 def _maker_of(value: Mapping[Any, Any]) -> Callable[[dict[Any, Any]], Any]:

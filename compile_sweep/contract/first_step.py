@@ -144,6 +144,8 @@ def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
         return f"; {function} is called as {function}(model, batch), not with the model's outputs"
     if "'metrics'" in reason:
         return "; schedulers step without metrics here: use one that needs none"
+    if "NoneType" in reason and (texts := [remark for remark in workload.remarks() if "gets None" in remark]):
+        return f"; {texts[0]}"
     return ""
 
 

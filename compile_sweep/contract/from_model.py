@@ -456,8 +456,9 @@ class ModelWorkload(Workload):
             remarks = []
             if len(made) < self.pool_batches:
                 remarks.append(f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more")
-            self._structure = one_structure([structure for _, structure in made])
+            self._structure, texts = one_structure([structure for _, structure in made])
             self._batches[rank], left_out = without_smaller_last([tensors for tensors, _ in made])
+            remarks += [f"{texts[0]} is a text that differs from batch to batch: the step gets None there"] if texts else []
             self._remarks[rank] = [*remarks, *([left_out] if left_out else [])]
             self.pool_batches = len(self._batches[rank])
         return self._batches[rank]

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from compile_sweep import WorkloadFromModel, measure
 from compile_sweep.contract.batches import flatten, rebuild
+from compile_sweep.contract.first_step import check_first_step
 from compile_sweep.contract.inspect_model import find_batch_changes
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
@@ -134,6 +135,29 @@ def test_the_two_rows_of_edges_are_no_samples() -> None:
         return {"x": torch.randn(9 + number, 4), "edge_index": torch.zeros(2, 20 - number, dtype=torch.long)}
 
     assert find_batch_changes([nodes(number) for number in range(3)]).samples == 1
+
+
+def test_texts_that_differ_are_left_out_and_that_is_said_unless_the_step_reads_them() -> None:
+    def files(number: int) -> dict[str, Any]:
+        samples = 2 if number == 2 else 4
+        return {"x": torch.randn(samples, 3), "path": [f"{number}-{one}.png" for one in range(samples)], "split": "train"}
+
+    def plain(model: nn.Module, batch: Any) -> Tensor:
+        assert (batch["path"], batch["split"]) == (None, "train")
+        return model(batch["x"]).square().mean()
+
+    workload = WorkloadFromModel(lambda: nn.Linear(3, 1), files, plain, num_batches=3)()
+    check_first_step(workload, has_gpu=False)
+    assert workload.remarks() == [
+        "path is a text that differs from batch to batch: the step gets None there",
+        "batch 2 has 2 samples in place of 4 and is left out, as with drop_last=True",
+    ]
+
+    def read(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch["x"]).square().mean() * len(batch["path"][0])
+
+    with pytest.raises(WorkloadError, match=r"loss_fn.* failed at .*NoneType.*path is a text that differs"):
+        check_first_step(WorkloadFromModel(lambda: nn.Linear(3, 1), files, read, num_batches=3)(), has_gpu=False)
 
 
 def test_bounds_of_samples_are_one_more_than_samples() -> None:

@@ -82,6 +82,10 @@ class NoLoss(nn.Linear):
         ({"optimizer_fn": torch.optim.Muon}, r"optimizer_fn: Muon failed: .*Muon is for matrices: return \["),
         ({"optimizer_fn": lambda weights: torch.optim.SGD(weights.items())}, r"optimizer_fn: .* it is given model\.parameters"),
         ({"loss_fn": nn.CrossEntropyLoss()}, r"CrossEntropyLoss takes outputs and targets; give lambda model, batch: Cross"),
+        (
+            {"loss_fn": nn.CrossEntropyLoss},
+            r"loss_fn .* is the class CrossEntropyLoss; give an object of it, CrossEntropyLoss\(\)",
+        ),
         ({"loss_fn": functional.cross_entropy}, r"; loss_fn is called as loss_fn\(model, batch\), not with the model's outputs"),
         ({"loss_fn": lambda model, x, y: None}, r"called as loss_fn\(model, batch\), and <lambda> takes \(model, x, y\)"),
         ({"loss_fn": None, "step_fn": lambda m, b, optimizer: None}, r"called as step_fn\(model, batch\), and <lambda> takes"),
