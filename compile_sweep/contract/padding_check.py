@@ -8,12 +8,13 @@ compiled run with an eager one cannot show it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import IGNORE_INDEX, ModelWorkload
@@ -39,15 +40,17 @@ def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
     """
     if not isinstance(workload, ModelWorkload):
         return []
-    check_padding(workload, torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu"))
-    return workload.padding_lines()
+    unknown = check_padding(workload, torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu"))
+    return [*workload.padding_lines(), *([unknown] if unknown else [])]
 
 
-def check_padding(workload: ModelWorkload, device: torch.device) -> None:
+def check_padding(workload: ModelWorkload, device: torch.device) -> str | None:
     """Compares loss and gradients of the shortest batch with those of the same batch padded to the longest length.
 
-    Nothing is compared if nothing is padded, if every padding value is in `pad_with` (the user has decided), for inference,
-    and if the model does not run without dropout.
+    Nothing is compared if nothing is padded, if every padding value is in `pad_with` (the user has decided), and for inference.
+
+    Returns:
+        Why they could not be compared; None if they were, or need not be.
 
     Raises:
         WorkloadError: They differ, or the padded batch fails; the message names the tensors and what to write.
@@ -55,27 +58,30 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     padding = workload.padding()
     untold = {name: dims for name, (dims, _) in padding.items() if name not in workload.pad_with}
     if not untold or not workload.trains:
-        return
+        return None
     number, raw = min(enumerate(workload.raw_batches()), key=lambda one: workload.length_of(one[1]))
     padded = workload.padded_to(raw, workload.max_length)
     if all(padded[name].shape == tensor.shape for name, tensor in raw.items()):
-        return
+        return None
+    runs = _Runs(workload, device)
     try:
-        expected = _loss_and_norm(workload, raw, device)
-    except Exception:  # a trial reports what is wrong with the model or the batch
-        return
+        expected = runs.first(raw)
+    except Exception:  # the first step says what is wrong
+        return None
+    if expected is None:
+        return "whether padding changes the loss is not known: the step draws random numbers even without dropout"
     before = f"batch {number}, padded from length {workload.length_of(raw)} to {workload.max_length},"
     found = None
     try:
-        found = _loss_and_norm(workload, padded, device)
+        found = runs.loss_and_norm(padded)
     except Exception as error:
         if is_out_of_memory(error):
-            return
+            return "whether padding changes the loss is not known: the longest batch does not fit the memory"
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         wrong = f"padding breaks this workload: {before} fails, which it does not as it is, with {said}"
     else:
         if _are_close(expected, found):
-            return
+            return None
         wrong = (
             f"padding changes what this workload trains on: {before} has loss {found[0]:.5g} instead of {expected[0]:.5g} and "
             f"gradient norm {found[1]:.5g} instead of {expected[1]:.5g}"
@@ -85,23 +91,16 @@ def check_padding(workload: ModelWorkload, device: torch.device) -> None:
     what = ", ".join(f"{name} (dimension {dims}) with {values[name]:g}" for name, dims in where.items())
     lengths = ", ".join(f"{name!r}: {dims}" for name, dims in workload.batch_changes.length.items())
     raise WorkloadError(
-        f"{wrong}; it pads {what}. {_advice(workload, raw, values, expected, device, found)}. "
+        f"{wrong}; it pads {what}. {_advice(runs, raw, values, expected, found)}. "
         f"dynamic={{{lengths}}} says which dimensions are the length"
     )
 
 
-def _advice(
-    workload: ModelWorkload,
-    raw: Mapping[str, Tensor],
-    values: Mapping[str, float],
-    expected: Loss,
-    device: torch.device,
-    found: Loss | None,
-) -> str:
+def _advice(runs: _Runs, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss, found: Loss | None) -> str:
     """Says what to write in `WorkloadFromModel`: padding values that preserve the loss if there are some, else no padding."""
     real = "write lengths='real' to train on batches as they come"
     told = _written(values)
-    if better := _better_values(workload, raw, values, expected, device):
+    if better := _better_values(runs, raw, values, expected):
         return f"In WorkloadFromModel, write pad_with={_written(better)}, which leaves loss and gradients as they are, or {real}"
     if found is None:
         return f"No other value works: in WorkloadFromModel, {real}"
@@ -115,10 +114,9 @@ def _written(values: Mapping[str, float]) -> str:
     return "{" + ", ".join(f"{name!r}: {text}" for name, text in texts.items()) + "}"
 
 
-def _better_values(
-    workload: ModelWorkload, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss, device: torch.device
-) -> dict[str, float]:
+def _better_values(runs: _Runs, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss) -> dict[str, float]:
     """Returns other padding values that preserve loss and gradients, as few as possible; empty if none of those tried does."""
+    workload = runs.workload
     open_names = [name for name in values if name not in workload.pad_with]
     others = {name: other for name in open_names if (other := _other_value(raw[name])) not in (None, values[name])}
     together = [names for count in range(1, len(others) + 1) for names in combinations(others, count)]
@@ -129,7 +127,7 @@ def _better_values(
         filled[name][tuple(slice(0, size) for size in raw[name].shape)] = raw[name]
     for names in together[:_MOST_TRIED]:
         try:
-            found = _loss_and_norm(workload, {**padded, **{name: filled[name] for name in names}}, device)
+            found = runs.loss_and_norm({**padded, **{name: filled[name] for name in names}})
         except Exception:  # such a value is no help
             continue
         if _are_close(expected, found):
@@ -154,19 +152,64 @@ def _other_value(tensor: Tensor) -> float | None:
     return 1 if bool(((tensor == 0) | (tensor == 1)).all()) else None
 
 
-def _loss_and_norm(workload: ModelWorkload, batch: Mapping[str, Tensor], device: torch.device) -> Loss:
-    """Returns the loss and the norm of all gradients in float32, without dropout. Batch norms see the padding as in training."""
-    model = workload.build_model().to(device).float()
+class _Runs:
+    """Runs of a workload's model without dropout, in float32."""
+
+    def __init__(self, workload: ModelWorkload, device: torch.device) -> None:
+        self.workload = workload
+        self._device = device
+        self._without_chance: Callable[[nn.Module], None] = _stop_dropout
+
+    def first(self, batch: Mapping[str, Tensor]) -> Loss | None:
+        """Runs a batch in the first way in which it draws no random numbers, which later runs then use.
+
+        A model in evaluation mode may be another one: without auxiliary outputs, or with other code.
+
+        Returns:
+            Loss and norm; None if the step draws random numbers in any way.
+
+        Raises:
+            Exception: The step fails in any way.
+        """
+        errors = []
+        ways = (_stop_dropout, _evaluate)
+        for self._without_chance in ways:
+            try:
+                found, other = (self.loss_and_norm(batch, other_seed=other_seed) for other_seed in (0, 1))
+            except Exception as error:
+                errors.append(error)
+                continue
+            if _are_close(found, other):
+                return found
+        if len(errors) == len(ways):
+            raise errors[0]
+        return None
+
+    def loss_and_norm(self, batch: Mapping[str, Tensor], *, other_seed: int = 0) -> Loss:
+        """Returns the loss and the norm of all gradients. Batch norms see the padding as in training."""
+        model = self.workload.build_model().to(self._device).float()
+        self._without_chance(model)
+        with seeded(self.workload.seed + other_seed):
+            loss = model(**{name: tensor.to(self._device) for name, tensor in batch.items()})
+            loss.backward()
+        gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
+        dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+        return float(loss.detach()), float(torch.nn.utils.get_total_norm(dense))
+
+
+def _stop_dropout(model: nn.Module) -> None:
+    """Sets the rates of dropout and stochastic depth to 0, as far as modules keep them as numbers."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or isinstance(module, _DropoutNd)):
+                setattr(module, name, 0.0)
+
+
+def _evaluate(model: nn.Module) -> None:
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     model.eval()
     for norm in norms:
         norm.train()
-    with seeded(workload.seed):
-        loss = model(**{name: tensor.to(device) for name, tensor in batch.items()})
-        loss.backward()
-    gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
-    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-    return float(loss.detach()), float(torch.nn.utils.get_total_norm(dense))
 
 
 def _are_close(one: Loss, other: Loss) -> bool:

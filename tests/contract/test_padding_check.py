@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compile_sweep import WorkloadFromModel
-from compile_sweep.contract.padding_check import check_padding
+from compile_sweep.contract.padding_check import check_padding, checked_padding
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.shapes import PadToMax
@@ -132,6 +132,37 @@ def test_padding_that_only_batch_statistics_see_is_refused() -> None:
     with pytest.raises(WorkloadError, match="padding changes what this workload trains on"):
         check_padding(made(lambda: Normed(nn.BatchNorm1d(8)), images, mean_square), CPU)
     check_padding(made(lambda: Normed(nn.LayerNorm(8)), images, mean_square), CPU)
+
+
+class InTraining(nn.Module):
+    """Has an output more in training, so that its loss does not run in evaluation mode; and perhaps noise."""
+
+    def __init__(self, rate: float, noise: float) -> None:
+        super().__init__()
+        self.layer, self.drop, self.drop_prob, self.noise = nn.Linear(4, 1), nn.Dropout(rate), rate, noise
+
+    def forward(self, x: Tensor) -> Any:
+        x = functional.dropout(x, self.drop_prob, self.training)
+        y = self.layer(self.drop(x) + self.noise * torch.randn_like(x))
+        return (y, y.mean()) if self.training else y
+
+
+def test_a_model_is_compared_as_it_trains_and_where_chance_prevents_that_it_is_said() -> None:
+    def both(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        y, average = model(batch["x"])
+        return y.square().mean() + average
+
+    def summed(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        y, _ = model(batch["x"])
+        return (y * batch["mask"][..., None]).square().sum()
+
+    with pytest.raises(WorkloadError, match="padding changes what this workload trains on"):
+        check_padding(made(lambda: InTraining(0.5, 0), images, both), CPU)
+    assert check_padding(made(lambda: InTraining(0.5, 0), images, summed), CPU) is None
+    said = check_padding(made(lambda: InTraining(0.0, 1), images, summed), CPU)
+    assert said == "whether padding changes the loss is not known: the step draws random numbers even without dropout"
+    workload = made(lambda: InTraining(0.0, 1), images, summed)
+    assert checked_padding(workload, has_gpu=False) == [*workload.padding_lines(), said]
 
 
 def test_ids_of_bags_are_not_padded_unless_somebody_says_with_what() -> None:
