@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
+from compile_sweep.schema.attempt_record import figures
 from compile_sweep.schema.figure import Figure
-from compile_sweep.schema.record import TrialRecord, WarmStart, figures
+from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 
 

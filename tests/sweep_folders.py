@@ -13,8 +13,9 @@ from samples import measured
 import analysis
 from analysis.comparison.changes import Comparison, compare
 from analysis.load import load_for_analysis
+from compile_sweep.schema.attempt_record import SCHEMA_VERSION
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import SCHEMA_VERSION, Caches, TrialRecord, WarmStart, append
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]

@@ -16,11 +16,6 @@ import pytest
 PACKAGES = ("analysis", "compile_sweep", "orchestrator", "workloads")
 MAX_LINES = 600
 
-LONGER_FOR_A_REASON: dict[str, str] = {
-    "compile_sweep/schema/record.py": "each figure stands here once, with all there is to say of it",
-}
-"""Files longer than `MAX_LINES`, and why each is still a single file."""
-
 NAMES_NOTHING = re.compile(r"(^|_)(utils?|helpers?|manager|common|misc)$")
 
 
@@ -164,10 +159,7 @@ def test_imports_run_one_way(repository: Path) -> None:
 
 def test_no_file_outgrows_its_room(repository: Path) -> None:
     lengths = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in sources(repository)}
-    too_long = {name: lines for name, lines in lengths.items() if lines > MAX_LINES and name not in LONGER_FOR_A_REASON}
-    assert not too_long
-    no_longer_long = [name for name in LONGER_FOR_A_REASON if lengths.get(name, 0) <= MAX_LINES]
-    assert not no_longer_long, "take these off LONGER_FOR_A_REASON"
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_every_file_is_named_for_a_thing(repository: Path) -> None:

@@ -11,8 +11,9 @@ import torch
 from compile_sweep.harness.distributed import by_rank
 from compile_sweep.harness.numerics.trajectory import COMPARED_STEPS
 from compile_sweep.harness.steady import Limits
+from compile_sweep.schema.attempt_record import figures
 from compile_sweep.schema.figure import merged_sentences
-from compile_sweep.schema.record import Measurement, TrialRecord, figures
+from compile_sweep.schema.record import Measurement, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What a figure of a record declares: its meaning, unit and limits, and how several workers' values are combined.
 
-`record.py` declares each figure once. The validation of a line, `analysis.COLUMNS`, a group's measurement and the table in
-docs/records.md are derived from these declarations.
+`attempt_record.py` and `record.py` declare each figure once. The validation of a line, `analysis.COLUMNS`, a group's measurement
+and the table in docs/records.md are derived from these declarations.
 """
 
 from __future__ import annotations

@@ -319,8 +319,8 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
     if _DEVICE_FAULT.search(everything):
         return verdict_of(Label.DEVICE_FAULT, f"the GPU stopped a faulty kernel {where}: {text}")
     if _CUT_SHORT.search(everything):
-        advice = "a process that was killed left half of that file, which is no fault of the setting: remove it, and try again"
-        return verdict_of(Label.EXCEPTION, f"{text} ({where}); {advice}")
+        half = "a process that was killed left half of that file, which is no fault of the setting: remove it, and try again"
+        return verdict_of(Label.EXCEPTION, f"{text} ({where}); {half}")
     if error_type.startswith("ray."):
         return verdict_of(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
     if death.num_workers > 1 and is_let_down(error_type, death.error_text):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.contract.names import is_in_users_folder
+from compile_sweep.schema.attempt_record import why_impossible
 from compile_sweep.schema.outcome import Label, Verdict, verdict_of, was_lost_to_precompile
-from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, why_impossible
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, SweepConfig
 from orchestrator.run.sweep_folder import LOGS

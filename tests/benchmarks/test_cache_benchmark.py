@@ -21,8 +21,9 @@ from benchmarks.cache import __main__ as cache
 from benchmarks.cache import restart, sweeps, transfer
 from benchmarks.cache.restart import Job, Kind, Plan
 from benchmarks.cache.sweeps import compared, short_by
+from compile_sweep.schema.attempt_record import SCHEMA_VERSION
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import SCHEMA_VERSION, Caches, TrialRecord, WarmStart, append
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import Device
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compile_sweep.schema.recompiles import Recompile, fold_recompiles, plain_guard
+from compile_sweep.schema.causes.recompiles import Recompile, fold_recompiles, plain_guard
 
 COUNTED = [f"forward (model.py:3): self.steps == {value} # self.steps += 1 # model.py:4 in forward" for value in range(8)]
 

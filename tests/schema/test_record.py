@@ -24,10 +24,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compile_sweep.schema.attempt_record import SCHEMA_VERSION, why_impossible
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import (
-    SCHEMA_VERSION,
     SWEEP_FILE,
     TRIALS_FILE,
     WARM_STARTS_FILE,
@@ -40,7 +40,6 @@ from compile_sweep.schema.record import (
     read_warm_starts,
     recover,
     standing,
-    why_impossible,
 )
 from compile_sweep.schema.settings import CompileSettings
 

@@ -16,8 +16,8 @@ from typing import Any
 from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
 from compile_sweep.schema.causes.guards import GUARDS, advice_on_limit, cause_of_series, named_advice
+from compile_sweep.schema.causes.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.causes.slowness import why_not_faster
-from compile_sweep.schema.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
 _HINTS = (

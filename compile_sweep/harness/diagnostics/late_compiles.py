@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from compile_sweep.contract.base import Batch
-from compile_sweep.schema.recompiles import fold_recompiles
+from compile_sweep.schema.causes.recompiles import fold_recompiles
 
 JOB_STEPS = 100_000
 """Steps of a job that the rate of compiling is projected to."""

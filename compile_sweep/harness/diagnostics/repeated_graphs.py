@@ -17,7 +17,7 @@ from typing import Any
 from torch._guards import CompileContext
 
 from compile_sweep.contract.installed_torch import private
-from compile_sweep.schema.recompiles import fold_recompiles
+from compile_sweep.schema.causes.recompiles import fold_recompiles
 
 GRAPHS_WITH_CODE = 2
 """Number of graphs of one function that get code, whatever asked for them."""

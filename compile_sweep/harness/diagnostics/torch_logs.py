@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from compile_sweep.schema.recompiles import plain_guard
+from compile_sweep.schema.causes.recompiles import plain_guard
 
 LINE_LENGTH = 300
 """Maximum length of a line, in characters."""

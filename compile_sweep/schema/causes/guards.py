@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from compile_sweep.schema.causes.breaks import Cause, cause_of_break
-from compile_sweep.schema.recompiles import Recompile, RecompileSeries, fold_recompiles
+from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles
 
 _NEVER_IN_PLACE = (
     "never change it in place in the forward that reads it, which in torch 2.13 can give wrong gradients without an error"

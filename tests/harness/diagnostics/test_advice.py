@@ -11,7 +11,7 @@ import torch
 from compile_sweep.harness.diagnostics import advice
 from compile_sweep.harness.diagnostics.advice import KnownSizes
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
-from compile_sweep.schema.recompiles import Recompile, RecompileSeries
+from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries
 from compile_sweep.schema.settings import CompileSettings
 
 X = torch.ones(4, 6)

@@ -14,7 +14,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.causes.guards import advice_on_limit, cause_of_series
-from compile_sweep.schema.recompiles import fold_recompiles
+from compile_sweep.schema.causes.recompiles import fold_recompiles
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 

@@ -18,8 +18,8 @@ from compile_sweep.harness.diagnostics.advice import advise_on_hint
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import breaks, errors, guards
+from compile_sweep.schema.causes.recompiles import fold_recompiles
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
-from compile_sweep.schema.recompiles import fold_recompiles
 
 
 def force_loss(net: Net, x: Tensor) -> Tensor:

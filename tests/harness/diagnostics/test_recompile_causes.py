@@ -24,7 +24,7 @@ from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompi
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.schema.causes.breaks import Cause
 from compile_sweep.schema.causes.guards import _NAMED, advice_on_limit, cause_of_guard, cause_of_series
-from compile_sweep.schema.recompiles import Recompile, fold_recompiles
+from compile_sweep.schema.causes.recompiles import Recompile, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings
 
 pytestmark = pytest.mark.slow

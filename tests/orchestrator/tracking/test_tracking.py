@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from samples import measured
 
+from compile_sweep.schema.attempt_record import SCHEMA_VERSION
 from compile_sweep.schema.errors import CompileSweepError, ConfigError, TrackingError
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import SCHEMA_VERSION, TrialRecord, WarmStart, append
+from compile_sweep.schema.record import TrialRecord, WarmStart, append
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.tracking import Destination, LoggedTrial, Tracking, delivery, entry_of
 
