@@ -3,8 +3,8 @@
 Repeated blocks are the members of a `ModuleList` (or, if there is none, of a `Sequential`, which may hold an embedding and a head
 beside them, or of a `ModuleDict` whose members are equal) that are all of one class. If they differ in size and contain equal
 blocks, like the stages of a vision model, the blocks are the inner ones. A model without such lists may have three or more equal
-layers of its own class, which hold weights and no modules. A dimension of a batch changes if its size differs between batches; a
-dimension of an inner module's argument, if it differs between two runs.
+modules of a class of its own side by side. A dimension of a batch changes if its size differs between batches; a dimension of an
+inner module's argument, if it differs between two runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ for GPT-2, 1.7 for ResNet-50 (H100) and 0.3 for captioning (H200; docs/results.m
 """
 
 _FEWEST_LAYERS = 3
-"""Equal layers without modules in them that count as blocks; fewer are rather an input and an output layer."""
+"""Equal modules that count as blocks without a list of them; two may be an encoder and a decoder, or two towers."""
 
 Dims = dict[str, tuple[int, ...]]
 """Dimensions by tensor name; `pair.0` is the first tensor in the list, tuple or dictionary `pair`."""
@@ -45,25 +45,32 @@ Dims = dict[str, tuple[int, ...]]
 def repeated_blocks(model: nn.Module) -> list[str]:
     """Returns the dotted names of the model's repeated blocks, none of which contains another."""
     found = (list(_blocks(model, kind, "")) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict))
-    return next(filter(None, found), None) or _own_layers(model)
+    return next(filter(None, found), None) or _own_blocks(model)
 
 
-def _own_layers(model: nn.Module) -> list[str]:
-    """Returns the layers of classes that are not torch's, of which a container holds three or more that are equal."""
+def _own_blocks(model: nn.Module) -> list[str]:
+    """Returns modules of classes that are not torch's, of which a module holds three or more that are equal.
+
+    Without modules in them, they are layers, and count only in a container: attention has equal layers that are no blocks.
+    """
     alike: dict[Any, list[str]] = {}
-    for name, container in model.named_modules():
-        if isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-            for key, layer in container.named_children():
-                if _is_own_layer(layer):
-                    kind = (name, type(layer), tuple(parameter.shape for parameter in layer.parameters()))
-                    alike.setdefault(kind, []).append(f"{name}.{key}" if name else key)
-    return [name for names in alike.values() if len(names) >= _FEWEST_LAYERS for name in names]
+    for name, parent in model.named_modules():
+        is_container = isinstance(parent, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+        for key, module in parent.named_children():
+            if (is_container and _is_own_layer(module)) or (_is_own(module) and any(module.children())):
+                kind = (name, type(module), tuple(parameter.shape for parameter in module.parameters()))
+                alike.setdefault(kind, []).append(f"{name}.{key}" if name else key)
+    found = [name for names in alike.values() if len(names) >= _FEWEST_LAYERS for name in names]
+    return [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
 
 
 def _is_own_layer(module: nn.Module) -> bool:
     """Tells whether a module without modules in it has a forward that is not torch's, and a weight of two dimensions or more."""
-    is_own = not any(module.children()) and not type(module).forward.__module__.startswith("torch.")
-    return is_own and any(parameter.dim() > 1 for parameter in module.parameters())
+    return _is_own(module) and not any(module.children()) and any(weights.dim() > 1 for weights in module.parameters())
+
+
+def _is_own(module: nn.Module) -> bool:
+    return not type(module).forward.__module__.startswith("torch.")
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:

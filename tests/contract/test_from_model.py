@@ -56,6 +56,32 @@ def test_equal_layers_of_an_own_class_are_blocks_where_there_are_no_others() -> 
     assert Target(called=blocks, module=nn.Sequential(*layers(4, 4, 4))).blocks == ["0", "1", "2"], "in a script"
 
 
+def test_equal_blocks_need_no_list_and_equal_layers_of_one_block_are_none() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = Scale(4), Scale(4), Scale(4)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.value(self.query(hidden) + self.key(hidden))
+
+    class Named(nn.Module):
+        def __init__(self, block: Callable[[], nn.Module], count: int) -> None:
+            super().__init__()
+            self.enter = nn.Linear(4, 4)
+            for number in range(count):
+                setattr(self, f"block{number}", block())
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return hidden
+
+    assert repeated_blocks(Named(Layer, 3)) == ["block0", "block1", "block2"]
+    assert repeated_blocks(Named(Layer, 2)) == []
+    assert repeated_blocks(Named(lambda: nn.Sequential(nn.Linear(4, 4)), 3)) == []
+    assert repeated_blocks(Named(Attention, 1)) == []
+    assert repeated_blocks(nn.ModuleDict({"body": Named(lambda: Named(Layer, 3), 3)})) == [f"body.block{n}" for n in range(3)]
+
+
 class Recurrent(nn.Module):
     """Calls one layer of an own class again and again."""
 
