@@ -19,8 +19,9 @@ from markupsafe import Markup
 
 from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.decision import Outcome
+from analysis.choose.uncertainty import Attempts
 from analysis.command_line import published
-from analysis.comparison.change_text import TITLES, Cell, cell_of, comparison_markdown, sentences, status_of
+from analysis.comparison.change_text import TITLES, Cell, cell_of, comparison_markdown, opening, sentences, status_of
 from analysis.comparison.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
 from analysis.comparison.rules import Finding, Rule, check
 from analysis.formatting import cell, instant, whole
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def write_comparison(
     path: Path, comparison: Comparison, sweeps: tuple[SweepInfo, SweepInfo], names: tuple[str, str], *,
-    rules: Sequence[Rule] = (), findings: Sequence[Finding] = (), lead: str = "",
+    rules: Sequence[Rule] = (), findings: Sequence[Finding] = (), lead: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Atomically writes the comparison as a page that needs neither a network nor scripts.
 
@@ -128,27 +129,27 @@ def _command(options: Options) -> int:
     findings = check(comparison, rules)
     path = options.output or options.after / COMPARISON_FILE
     names = (str(options.before), str(options.after))
-    lead = _on_the_recommendation((before, after), attempts)
+    lead = opening(comparison, _on_the_recommendation((before, after), attempts))
     write_comparison(path, comparison, sweeps, names, rules=rules, findings=findings, lead=lead)
     if options.output is None:
         renew_report(options.after)
     if options.markdown:
-        print(f"{cell(lead)}\n\n{comparison_markdown(comparison)}", end="")
+        print(f"{cell(' '.join(lead))}\n\n{comparison_markdown(comparison)}", end="")
     else:
-        print(lead, *_lines(comparison), path, sep="\n")
+        print(*lead, *_lines(comparison), path, sep="\n")
     for finding in findings:
         print(f"{'FAILS' if finding.fails else 'passes'} {finding.rule}: “{finding.label}”: {finding.sentence}")
     return GATE_FAILED if any(finding.fails for finding in findings) else 0
 
 
 def _on_the_recommendation(trials: tuple[pd.DataFrame, pd.DataFrame], attempts: tuple[pd.DataFrame, pd.DataFrame]) -> str:
-    """Says whether another setting is recommended since the change, for a job of usual length."""
-    before, after = (_recommended(*sweep) for sweep in zip(trials, attempts, strict=True))
+    """Says whether another setting is recommended since the change, for a job of usual length, with the same noise for both."""
+    before, after = (_recommended(sweep, attempts) for sweep in trials)
     answer = f"is unchanged: {after}" if before == after else f"changed from “{before}” to “{after}”"
     return f"For a job of {whole(USUAL_STEPS)} steps, the recommendation {answer}."
 
 
-def _recommended(trials: pd.DataFrame, attempts: pd.DataFrame) -> str:
+def _recommended(trials: pd.DataFrame, attempts: Attempts) -> str:
     """Returns the recommendation in a few words, without ids of settings, which differ between sweeps."""
     try:
         found = recommend(trials, Job(steps=USUAL_STEPS), attempts=attempts)
@@ -176,8 +177,6 @@ def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
     """Yields the lines of the comparison as text."""
-    for name, before, after in comparison.circumstances:
-        yield f"{name}: {before} → {after}"
     yield from sentences(comparison)
     for pair in comparison.pairs:
         status = status_of(pair)

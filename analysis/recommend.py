@@ -32,7 +32,7 @@ from analysis.choose.break_even import (
 )
 from analysis.choose.decision import Decision, Line, Outcome, decide
 from analysis.choose.pareto import assured, is_noisy_trial
-from analysis.choose.uncertainty import chance
+from analysis.choose.uncertainty import Attempts, chance
 from analysis.command_line import SweepFolder, amount, count, is_number
 from analysis.decision_text import (
     SENTENCES,
@@ -130,7 +130,7 @@ class Recommendation(NamedTuple):
 
 
 def recommend(
-    df: pd.DataFrame, job: Job, *, constraints: Sequence[Constraint] = (), attempts: pd.DataFrame | None = None
+    df: pd.DataFrame, job: Job, *, constraints: Sequence[Constraint] = (), attempts: Attempts | None = None
 ) -> Recommendation:
     """Returns the setting with which the job is fastest, with its gain.
 
@@ -138,7 +138,7 @@ def recommend(
         df: Trials as `load` returns them.
         job: The job.
         constraints: Bounds that the setting must meet; those it is compared with need not.
-        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
+        attempts: Result of `load` with `all_attempts`, of one or several sweeps, to see how settings scatter between runs.
 
     Raises:
         ConfigError: No trial is usable, or none meets the constraints.

@@ -25,6 +25,7 @@ DOCS = Path("docs")
 """Relative to the repository's root, which is the working directory, so that no path of this machine gets onto a page."""
 SWEEP = DOCS / "results" / "h200-captioning"
 WINNER = DOCS / "results" / "h100-resnet"
+TORCHES = DOCS / "results" / "cpu-two-torches"
 ALONE, SIDE_BY_SIDE = (DOCS / "results" / "h200-scaling" / "sweep" / name for name in ("one", "all"))
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -71,11 +72,20 @@ def measured() -> str:
 
 def compared() -> str:
     """Returns the comparison of a sweep of one trial at a time with one of four."""
+    return _compared(ALONE, SIDE_BY_SIDE)
+
+
+def compared_torches() -> str:
+    """Returns the comparison of a sweep with one torch with the same sweep with a newer one."""
+    return _compared(TORCHES / "torch-2.13", TORCHES / "torch-2.15", "--repeat", str(TORCHES / "torch-2.13-again"))
+
+
+def _compared(before: Path, after: Path, *words: str) -> str:
     from analysis import compare
 
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch, "compare.html")
-        return _printed(lambda: compare.main([str(ALONE), str(SIDE_BY_SIDE), "--markdown", "--output", str(page)]))
+        return _printed(lambda: compare.main([str(before), str(after), *words, "--markdown", "--output", str(page)]))
 
 
 def labels() -> str:
@@ -110,6 +120,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "recommended": ("analysis.md", recommended),
     "tutorial verdict": ("tutorial.md", tutorial_verdict),
     "compared": ("analysis.md", compared),
+    "compared torches": ("analysis.md", compared_torches),
     "measured": ("results.md", measured),
     "labels": ("records.md", labels),
     "trial fields": ("records.md", trial_fields),

@@ -20,7 +20,7 @@ import pandas as pd
 
 from analysis.choose.decision import Line
 from analysis.choose.pareto import comparable, expected_compile_s, floats, standing, usable
-from analysis.choose.uncertainty import DRAWS, absolute_deviations, deviations, drawn, noise
+from analysis.choose.uncertainty import DRAWS, Attempts, absolute_deviations, deviations, drawn, noise
 from analysis.formatting import number, text
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import LOST_TO_MACHINES
@@ -212,7 +212,7 @@ def batch_size_of(trial: pd.Series) -> int | None:
     return max(1, round(rate * float(np.mean(trial["step_ms"])) / 1e3 / int(trial["num_workers"])))
 
 
-def costs(df: pd.DataFrame, job: Job, *, attempts: pd.DataFrame | None = None, seed: int = 0) -> Costs:
+def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None, seed: int = 0) -> Costs:
     """Returns the cost of the job under each usable setting.
 
     Only trials with one environment, number of workers and input pipeline are comparable; the group with the most usable trials
@@ -275,7 +275,7 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
 
 
 def _totals(
-    table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: pd.DataFrame, seed: int
+    table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: Attempts, seed: int
 ) -> npt.NDArray[np.float64]:
     """Returns draws of each trial's total, of shape (draw, trial)."""
     like = {"first_s": "compile_s", "again_s": "compile_s"}

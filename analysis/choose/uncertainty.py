@@ -115,7 +115,11 @@ the factor √2 of a difference), though each was certain to 5 % (docs/analysis.
 """
 
 
-def noise(attempts: pd.DataFrame | Sequence[pd.DataFrame], name: str) -> Noise:
+Attempts = pd.DataFrame | Sequence[pd.DataFrame]
+"""All attempts of a sweep, or of several, as one frame each."""
+
+
+def noise(attempts: Attempts, name: str) -> Noise:
     """Estimates how much the figure differs between runs of the same setting.
 
     Args:
@@ -171,7 +175,7 @@ def drawn(
     trials: pd.DataFrame,
     names: tuple[str, ...],
     *,
-    attempts: pd.DataFrame | None = None,
+    attempts: Attempts | None = None,
     like: Mapping[str, str] = MappingProxyType({}),
     count: int = DRAWS,
     seed: int = 0,

@@ -43,6 +43,14 @@ class Cell(NamedTuple):
     """The change and its interval's ends on the bar, from 0 to 100, where 50 is no change; None if there is no change to show."""
 
 
+def opening(comparison: Comparison, on_recommendation: str) -> list[str]:
+    """Says what differs around the measurements, such as torch, and then whether the recommendation changed."""
+    differs = [f"{name} ({before} → {after})" for name, before, after in comparison.circumstances]
+    *others, last = differs or [""]
+    around = f"B differs in {', '.join(others)}{' and ' if others else ''}{last}."
+    return [*([around] if differs else []), on_recommendation]
+
+
 def sentences(comparison: Comparison) -> list[str]:
     """Describes what changed."""
     said = []

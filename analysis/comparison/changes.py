@@ -13,11 +13,12 @@ import pandas as pd
 
 from analysis.choose.pareto import standing
 from analysis.choose.uncertainty import EXACT, USUAL, Z95, Noise, deviations, noise
-from analysis.formatting import number, text
+from analysis.formatting import MISSING, gib, number, text
 from analysis.load import SweepInfo
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Goal
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.settings import Scope
 
 FIGURES: Mapping[str, Goal] = MappingProxyType(
     {
@@ -29,6 +30,11 @@ FIGURES: Mapping[str, Goal] = MappingProxyType(
     }
 )
 """Figures that are always compared, and their better direction."""
+
+_COMMIT_CHARS = 10
+"""Length of a commit's name, which is unique enough."""
+
+_OF_COMPILING = ("compile_s", "warm_start_s")
 
 _SAME = ("workload", "size")
 """What two sweeps must have in common to be comparable."""
@@ -158,14 +164,16 @@ def change(both: pd.DataFrame, name: str, between: Mapping[str, Noise]) -> Chang
     """Returns how the figure changed from the first row to the second; None if one of them lacks it.
 
     The interval is that of a ratio: both figures' own 95 % intervals and noise between runs, as deviations of the
-    logarithm. If one of the figures is 0, or mostly noise (`Noise.near_floor`), their difference is used instead.
+    logarithm. If one of the figures is 0, or mostly noise (`Noise.near_floor`, and eager's compile time, which is the start of
+    libraries), their difference is used instead.
     """
     first, second = map(number, both[name]) if name in both else (None, None)
     if first is None or second is None:
         return None
     noise = between.get(name, EXACT)
     share = None if first == 0 else second / first - 1
-    if min(first, second) <= 0 or min(first, second) < noise.near_floor:
+    compiles_nothing = name in _OF_COMPILING and "scope" in both and both["scope"].iloc[0] == Scope.EAGER
+    if min(first, second) <= 0 or min(first, second) < noise.near_floor or compiles_nothing:
         spread = math.hypot(noise.floor, noise.floor, noise.relative * first, noise.relative * second)
         return Change(first, second, share, None, None, abs(second - first) > Z95 * spread)
     off = deviations(both, name, noise)
@@ -259,12 +267,15 @@ def _circumstances(before: SweepInfo, after: SweepInfo) -> Iterator[tuple[str, s
         for name in dict.fromkeys([*one, *other]):
             first, second = one.get(name), other.get(name)
             if first != second:
-                yield str(name), _said(first), _said(second)
+                yield str(name), _said(name, first), _said(name, second)
 
 
 def _measuring(sweep: SweepInfo) -> dict[str, Any]:
     return {name: sweep.config.get(name) for name in ("pipeline", "max_concurrent", "seed", "device", "caches")}
 
 
-def _said(fact: Any) -> str:
-    return "—" if fact is None else str(fact)
+def _said(name: str, fact: Any) -> str:
+    if name.endswith("_bytes"):
+        return gib(fact)
+    said = MISSING if fact is None else str(fact)
+    return said[:_COMMIT_CHARS] if name == "commit" else said

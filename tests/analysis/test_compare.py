@@ -111,6 +111,13 @@ def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys:
     assert "FAILS" not in told[told.index("from 16") :]
 
 
+def test_both_recommendations_are_judged_by_the_noise_of_the_repeat(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = map(str, two(several(), several()))
+    again = [str(two(several(rate), several(), name=str(rate))[0]) for rate in (0.3, 3.0)]
+    assert main([before, after, "--repeat", again[0], "--repeat", again[1]]) == 0
+    assert "the recommendation is unchanged" in capsys.readouterr().out
+
+
 def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = map(str, two(several(), several()))
     other, _ = map(str, two(several(), several(), {"config": {"workload": "captioning", "size": "tiny"}}, name="tiny"))
@@ -322,6 +329,26 @@ def test_nothing_changed_is_no_news(two: MakeTwo) -> None:
 def test_circumstances_that_differ_are_named(two: MakeTwo) -> None:
     folders = two([trial(FULL, 800, 60)], [trial(FULL, 800, 60)], environment=ENVIRONMENT | {"torch": "2.14.0", "commit": "abc"})
     assert compared(folders).circumstances == [("torch", "2.13.0", "2.14.0"), ("commit", "—", "abc")]
+
+
+def test_a_comparison_begins_with_the_torch_that_differs(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [trial(EAGER, 500, 0.5), trial(FULL, 900, 60)]
+    newer = ENVIRONMENT | {"torch": "2.15.0", "commit": "0123456789abcdef"}
+    folders = two(records, records, environment=newer)
+    said = ["B differs in torch (2.13.0 → 2.15.0) and commit (— → 0123456789).", "For a job of 100,000 steps"]
+    assert main([*map(str, folders)]) == 0
+    assert [line[: len(words)] for line, words in zip(capsys.readouterr().out.splitlines(), said, strict=False)] == said
+    page = (folders[1] / "compare.html").read_text()
+    assert page.index(said[0]) < page.index(said[1]) < page.index("geometric mean")
+    assert main([*map(str, folders), "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith(" ".join(said))
+
+
+def test_eager_compiles_nothing_so_its_start_is_in_no_mean(two: MakeTwo) -> None:
+    busy = [trial(EAGER, 500, 9.0), trial(FULL, 900, 60)]
+    found = compared(two([trial(EAGER, 500, 2.0), trial(FULL, 900, 60)], busy))
+    assert found.pairs[0].changes["compile_s"].is_ratio is False
+    assert mean_change(found.pairs, "compile_s") == 0
 
 
 def test_sweeps_of_other_workloads_or_other_settings_are_refused(two: MakeTwo) -> None:
