@@ -254,7 +254,7 @@ def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_
         ("orchestrator.run.worker_pool", "import torch", "torch and transformers"),
         ("compile_sweep.schema.settings", "import torch", "torch and transformers"),
         ("analysis.load", "from transformers import GPT2Config", "torch and transformers"),
-        ("analysis.figures.fronts_of_sweeps", "from benchmarks.host_queue import read_jobs", "an installed wheel lacks"),
+        ("analysis.figures.timeline", "from benchmarks.host_queue import read_jobs", "an installed wheel lacks"),
         ("analysis.load", "import plotly.graph_objects as go", "plotly is imported only"),
         ("orchestrator.view.live", "importlib.import_module('plotly')", "plotly is imported only"),
         ("orchestrator.sweep", "import mlflow", "trackers' libraries"),

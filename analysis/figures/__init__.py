@@ -15,7 +15,6 @@ from analysis.figures.compile_phases import (
     compile_phases_info,
 )
 from analysis.figures.front_axes import GAINS, PRICES, FrontAxis, axes_with_figures
-from analysis.figures.fronts_of_sweeps import FrontsInfo, SweepLine, SweepPoint, fronts_figure, fronts_info
 from analysis.figures.memory import (
     BatchCurve,
     BatchMemoryInfo,
@@ -45,7 +44,6 @@ __all__ = [
     "CompilePhasesInfo",
     "EffectsInfo",
     "FrontAxis",
-    "FrontsInfo",
     "JobSetting",
     "MemoryBar",
     "MemoryInfo",
@@ -55,8 +53,6 @@ __all__ = [
     "Span",
     "StepTimes",
     "StepTimesInfo",
-    "SweepLine",
-    "SweepPoint",
     "TimelineInfo",
     "axes_with_figures",
     "batch_memory_figure",
@@ -70,8 +66,6 @@ __all__ = [
     "compile_phases_info",
     "effects_figure",
     "effects_info",
-    "fronts_figure",
-    "fronts_info",
     "memory_figure",
     "memory_info",
     "parallel_figure",

@@ -11,21 +11,26 @@ Output: orchestrator/search/prior.json, and a table of what the prior expects of
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 from compile_sweep import command_line
 from compile_sweep.schema import record as records
-from compile_sweep.schema.record import TRIALS_FILE, TrialRecord
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.record import TRIALS_FILE, Caches, TrialRecord
+from compile_sweep.schema.settings import CompileSettings, Padding
 from orchestrator.search import lever_prior
-from orchestrator.search.lever_prior import LeverGain, Prior, gains_in, prior_text
-from orchestrator.search.levers import Lever
+from orchestrator.search.lever_prior import SCHEMA_VERSION, LeverGain, Prior
+from orchestrator.search.levers import Lever, changed, kind_of, levers_of
 
 PROG = "python -m benchmarks.levers.lever_prior"
 ROOT = Path(__file__).parents[2]
@@ -57,6 +62,73 @@ def learn(folders: Sequence[Path]) -> list[LeverGain]:
                 if key not in best or best[key].pairs < gain.pairs:
                     best[key] = gain
     return [gain for gain in best.values() if not gain.lever.startswith("workload.")]  # options are specific to a workload
+
+
+def prior_text(gains: Iterable[LeverGain]) -> str:
+    """Returns the JSON text of a prior, one entry per line, in an order that does not depend on where the entries came from."""
+    lines = sorted(json.dumps(asdict(gain)) for gain in gains)
+    return f'{{"schema_version": {SCHEMA_VERSION}, "gains": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+class _Trial(NamedTuple):
+    """A recorded setting."""
+
+    levers: Mapping[str, str]
+    padding: str | None
+    speed: float | None
+    """Samples per second; None if the setting failed."""
+
+
+def gains_in(records: Sequence[TrialRecord]) -> list[LeverGain]:
+    """Returns what each lever gained in one sweep, from all pairs of its settings that differ in nothing else.
+
+    Args:
+        records: Records of one workload and size, the one that counts for each setting.
+    """
+    trials = [trial for record in records if (trial := _trial(record)) is not None]
+    has_lengths = any(trial.padding != Padding.MAX for trial in trials if "scope" not in trial.levers)
+    ratios: dict[tuple[str, bool], list[float | None]] = defaultdict(list)
+    for before in trials:
+        if before.speed is None:
+            continue
+        for after in trials:
+            lever = _pulled(before, after, has_lengths=has_lengths)
+            if lever is not None:
+                ratio = None if after.speed is None else math.log(after.speed / before.speed)
+                ratios[str(kind_of(lever)), "scope" in before.levers].append(ratio)
+    origin: dict[str, Any] = {
+        "workload": records[0].workload,
+        "size": records[0].size,
+        "device": "cpu" if records[0].device in (None, "cpu") else "cuda",
+    }
+    return [_gain(lever, compiled, found, origin) for (lever, compiled), found in sorted(ratios.items())] if trials else []
+
+
+def _gain(lever: str, compiled: bool, ratios: Sequence[float | None], origin: Mapping[str, Any]) -> LeverGain:
+    measured = [ratio for ratio in ratios if ratio is not None]
+    middle = round(statistics.median(measured), 4) if measured else 0.0
+    failed = len(ratios) - len(measured)
+    return LeverGain(lever=lever, compiled=compiled, log_gain=middle, pairs=len(measured), failed=failed, **origin)
+
+
+def _trial(record: TrialRecord) -> _Trial | None:
+    """Returns what a record says about levers; None if the machines ended the trial, it was stopped early, or it started warm."""
+    if record.label in LOST_TO_MACHINES or record.status is Status.STOPPED or record.caches is not Caches.COLD:
+        return None
+    setting = CompileSettings.from_dict(record.settings)
+    speed = record.samples_per_s if record.status is Status.OK else None
+    return _Trial(levers_of(setting), setting.padding, speed or None)
+
+
+def _pulled(before: _Trial, after: _Trial, *, has_lengths: bool) -> Lever | None:
+    """Returns the one lever that `after` pulls and `before` does not; None if they differ in more or less."""
+    names = changed(before.levers, after.levers)
+    if len(names) != 1 or names[0] in before.levers or names[0] == "workload":
+        return None
+    (name,) = names
+    if name == "scope" and has_lengths and before.padding != after.padding:
+        return None  # pads to another number of tokens per batch
+    return Lever(name, after.levers[name])
 
 
 def _by_origin(done: Sequence[TrialRecord]) -> dict[tuple[str, str], list[TrialRecord]]:

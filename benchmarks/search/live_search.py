@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 import analysis
-from analysis.figures.fronts_of_sweeps import SweepLine, fronts_figure, fronts_info, share_at
 from analysis.formatting import figure
 from analysis.load import SweepInfo
 from analysis.picture import draw, picture_title
 from benchmarks.output_files import make_room
+from benchmarks.search.fronts_of_sweeps import SweepLine, fronts_figure, fronts_info, share_at
 from compile_sweep import command_line
 from compile_sweep.schema.errors import ConfigError
 from orchestrator.run.sweep_folder import write_json

@@ -31,7 +31,7 @@ def test_a_chart_of_trials_is_that_of_their_info(make_sweep: MakeSweep, chart: s
 
 def test_no_chart_of_one_sweep_is_left_out() -> None:
     drawn = {name.removesuffix("_figure") for name in figures.__all__ if name.endswith("_figure")}
-    assert drawn == {*CHARTS, "fronts"}  # "fronts" shows several sweeps
+    assert drawn == set(CHARTS)
 
 
 def test_what_else_a_chart_takes_goes_with_trials_too(make_sweep: MakeSweep) -> None:

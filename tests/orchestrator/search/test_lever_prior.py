@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.levers.lever_prior import gains_in, prior_text
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.search.lever_prior import LeverGain, Prior, gains_in, parse_prior, prior_text, shipped_prior
+from orchestrator.search.lever_prior import LeverGain, Prior, parse_prior, shipped_prior
 from orchestrator.search.levers import Lever, changed, levers_of
 
 

@@ -8,8 +8,7 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.figures import fronts_figure, fronts_info
-from analysis.figures.fronts_of_sweeps import share_at
+from benchmarks.search.fronts_of_sweeps import fronts_figure, fronts_info, share_at
 from benchmarks.search.live_search import main
 from compile_sweep.schema.outcome import Status
 
