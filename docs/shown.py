@@ -98,14 +98,16 @@ def labels() -> str:
 
 def trial_fields() -> str:
     """Returns every field of a trial's record."""
-    from compile_sweep.schema.record import TrialRecord, figures
+    from compile_sweep.schema.attempt_record import figures
+    from compile_sweep.schema.record import TrialRecord
 
     return _fields(figures(TrialRecord))
 
 
 def warm_start_fields() -> str:
     """Returns the fields of a warm start's record that a trial's record lacks."""
-    from compile_sweep.schema.record import TrialRecord, WarmStart, figures
+    from compile_sweep.schema.attempt_record import figures
+    from compile_sweep.schema.record import TrialRecord, WarmStart
 
     shared = figures(TrialRecord)
     return _fields({name: about for name, about in figures(WarmStart).items() if name not in shared})
