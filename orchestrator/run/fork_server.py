@@ -86,7 +86,9 @@ class Order:
     marker: str
     """Identifies the attempt's processes."""
     environment: Mapping[str, str]
-    """Variables of this attempt alone. Variables that torch reads on import belong in the server's environment."""
+    """Variables of this attempt alone; of a script's run, all. Those that torch reads on import belong in the server's
+    environment.
+    """
     folder: str
     """Where the process writes its progress and its outcome."""
     work_folder: str | None = None
@@ -467,6 +469,9 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
         os.close(answers)
         empty_stdin()
         _show_marker(order.marker)
+        if order.script_run is not None:  # what it is given is all that it sees, like a fresh process
+            for name in os.environ.keys() - order.environment.keys():
+                del os.environ[name]
         os.environ.update({**order.environment, ATTEMPT_MARKER: order.marker})
         if order.work_folder is not None:
             os.makedirs(order.work_folder, exist_ok=True)

@@ -143,12 +143,13 @@ def test_packages_that_a_script_begins_with_are_imported_once(folder: Path) -> N
 def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Path, tmp_path: Path) -> None:
     (folder / "endless.py").write_text("import time\ntime.sleep(600)\n")
     (folder / "own.py").write_text(
-        "import orchestrator, torch\nraise SystemExit(f'{orchestrator.WHOSE}, {torch.get_num_threads()} thread')\n"
+        "import os, orchestrator, torch\n"
+        "raise SystemExit(f'{orchestrator.WHOSE}, {torch.get_num_threads()} thread, {os.environ.get(\"RANK\")}')\n"
     )
     (folder / "orchestrator.py").write_text("WHOSE = 'of its own'\n")
     (folder / "server.py").write_text("import no_such_package\n")
     job = ScriptJob.of("server.py", folder=str(folder))
-    with closing(ForkedScriptRuns(job, {"CUDA_VISIBLE_DEVICES": ""}, use_gpu=False)) as runs:
+    with closing(ForkedScriptRuns(job, {"CUDA_VISIBLE_DEVICES": "", "RANK": "0"}, use_gpu=False)) as runs:
 
         def run(script: str, *arguments: str, within_s: float = 300) -> Found:
             base = tmp_path / script
@@ -171,5 +172,5 @@ def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Pat
         assert outcome["measurement"]["step_ms_median"] > 0
         with pytest.raises(OutOfTime):
             run("endless.py", within_s=1)
-        with pytest.raises(RunFailed, match="with the message 'of its own, 1 thread'"):
+        with pytest.raises(RunFailed, match="with the message 'of its own, 1 thread, None'"):
             run("own.py")
