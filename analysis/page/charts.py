@@ -122,15 +122,18 @@ def _step_times(df: pd.DataFrame) -> Chart | None:
     )  # fmt: skip
 
 
+def _limit(device_bytes: float | None) -> str:
+    return " The dashed line is the device's whole memory." if device_bytes else ""
+
+
 def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
     info = charts.memory_info(df, device_bytes)
     if not info.bars:
         return None
-    limit = " The dashed line is the device's whole memory." if info.device_bytes else ""
     return Chart(
         "memory", "Memory", "Memory", "Peak memory of each usable setting; the table has the figures",
         "Bars show the most that was allocated at once; the allocator reserves more than it hands out."
-        f"{limit}{_no_room(info.num_left_out)}",
+        f"{_limit(info.device_bytes)}{_no_room(info.num_left_out)}",
         as_json(charts.memory_figure(info)),
     )  # fmt: skip
 
@@ -139,11 +142,10 @@ def _batches(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
     info = charts.batch_memory_info(df, device_bytes)
     if not info.curves:
         return None
-    limit = " The dashed line is the device's whole memory." if info.device_bytes else ""
     return Chart(
         "batches", "Memory by batch size", "Batch size", "Peak memory of a step by batch size; each trial has the figures",
         "Each line is a setting, by its ID; a cross is a batch that did not fit. Two training steps were made with each size, on "
-        f"the longest length.{limit}{_no_room(info.num_left_out)}",
+        f"the longest length.{_limit(info.device_bytes)}{_no_room(info.num_left_out)}",
         as_json(charts.batch_memory_figure(info)),
     )  # fmt: skip
 

@@ -117,16 +117,20 @@ def has_attention(model: nn.Module) -> bool:
     return any("scaled_dot_product_attention" in _source_of(kind) for kind in own)  # finding a source takes 0.1 s
 
 
+def facts_of_blocks(blocks: Mapping[nn.Module, Sequence[str]]) -> dict[str, Any]:
+    """Returns the fields of `WorkloadFacts` that follow from models and the names of their repeated blocks."""
+    shares = [regional_share(model, names) for model, names in blocks.items() if names]
+    facts: dict[str, Any] = {"regional_share": round(max(shares), 3)} if shares else {}
+    return {**facts, "has_blocks": bool(shares), "has_attention": any(map(has_attention, blocks))}
+
+
 def model_facts(workload: Workload) -> dict[str, Any]:
     """Returns the fields of `WorkloadFacts` that follow from the model, built without values; few if it cannot be built so."""
     facts: dict[str, Any] = {"autocasts": workload.autocast_dtype(torch.device("cuda")) is not None}
     try:
         with torch.device("meta"):
             model = type(workload)(workload.size, workload.seed).build_model()
-        blocks = workload.regions(model)
-        if blocks:
-            facts["regional_share"] = round(regional_share(model, blocks), 3)
-        return {**facts, "has_blocks": bool(blocks), "has_attention": has_attention(model)}
+        return {**facts, **facts_of_blocks({model: workload.regions(model)})}
     except Exception:  # a user's functions may raise anything, and no plan requires these facts
         return facts
 

@@ -302,7 +302,7 @@ class TrialRecord(AttemptRecord):
         "object: what a script's modules are, by fields of `WorkloadFacts`; the searcher `levers` no longer proposes what they "
         "have no use for",
         default=dict,
-        missing="of a workload, whose plan knows them; not found",
+        missing="of a workload, whose plan knows them; only the unchanged script's trial has them",
     )
     perf_hints: list[str] = figure(
         "list of text: what torch's own log says would be faster",

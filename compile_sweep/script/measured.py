@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from compile_sweep.contract.inspect_model import has_attention, preferred_memory_format, regional_share
+from compile_sweep.contract.inspect_model import facts_of_blocks, preferred_memory_format
 from compile_sweep.harness import steady
 from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
@@ -56,7 +56,7 @@ def measurement(session: Session) -> Measurement:
         pipeline=PIPELINE,
         data_wait_share=stream.wait_share,
         source=source(session),
-        model_facts=model_facts(session),
+        model_facts=model_facts(session) if session.settings.as_written else {},
         numerics={"status": "ok"},
         **asdict(session.diagnostics),
         step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
@@ -97,16 +97,8 @@ def source(session: Session) -> str:
 
 def model_facts(session: Session) -> dict[str, Any]:
     """Returns fields of `WorkloadFacts` that follow from the modules that the script trains."""
-    targets = session.found.targets
-    formats = [found for target in targets if (found := preferred_memory_format(target.module))]
-    in_blocks = [target for target in targets if target.blocks]
-    shares = [regional_share(target.module, target.blocks) for target in in_blocks]
-    return {
-        "memory_format": formats[0] if formats else None,
-        "has_blocks": bool(in_blocks),
-        "regional_share": round(max(shares), 3) if shares else None,
-        "has_attention": any(has_attention(target.module) for target in targets),
-    }
+    blocks = {target.module: target.blocks for target in session.found.targets}
+    return {"memory_format": next(filter(None, map(preferred_memory_format, blocks)), None), **facts_of_blocks(blocks)}
 
 
 def other_batch_size(session: Session) -> str | None:

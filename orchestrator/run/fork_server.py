@@ -1,6 +1,6 @@
 """Forks a trial's process from one that has imported torch and the workload, so that a trial starts at once.
 
-`check` forks the runs of a person's script from one that has imported torch and the packages that the script begins with.
+Trials of a person's script, and `check`, fork from one that has imported torch and the packages that the script begins with.
 
 Background: importing torch and a workload's packages takes most of the time that a trial needs to start. A fork server
 imports them once, for all trials that run one after the other in its place, and forks a process for each. It compiles
@@ -120,7 +120,10 @@ class ForkServer:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._unread, self._is_ready = b"", False
         self._has_closed = False
-        self._process = subprocess.Popen(
+        self._process: Any = self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             # With -P, Python imports from exactly these folders until the user's code changes them.
             [sys.executable, "-P", "-m", "orchestrator.run.fork_server", str(os.getpid()), json.dumps(asdict(self.setup))],
             env={
@@ -164,7 +167,7 @@ class ForkServer:
             self._pid = answer.get("pid", self._pid)
         if not self._has_closed:
             return None
-        code = self._process.wait()
+        code: int = self._process.wait()
         order = self._order
         if not self._is_ready and self.setup.imports_users_code and order is not None and code != -signal.SIGKILL:
             self.close()  # the user's module may have killed the server; the trial then imports it in its own process
@@ -238,10 +241,8 @@ class ServerInside(ForkServer):
         self._cpus = cpus
         super().__init__(Setup(workload=None, python_path="", use_gpu=False), {})
 
-    def _start(self) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`; nothing is written
-        self._unread, self._is_ready, self._has_closed = b"", False, False
-        self._process: Any = _Forked(self._cpus)
+    def _launch(self) -> Any:
+        return _Forked(self._cpus)
 
 
 class _Forked:

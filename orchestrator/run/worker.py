@@ -473,7 +473,8 @@ class ForkedParent:
         self._order, self._assignment, self._cpus = order, assignment, cpus
         # Before the trial has its own folder for temporary files.
         self._port_file = scratch_folders.attempt_folder(order.marker) / _PORT
-        self.runs_of_scripts: StartRun | None = None
+        is_of_script = assignment.plan.script is not None  # its runs are forked before this process starts threads or CUDA
+        self.runs_of_scripts = forks_of_scripts(assignment.log_file(self.rank), order.marker, cpus) if is_of_script else None
         self._file = (Path(order.folder) / PROGRESS).open("a", buffering=1, encoding="utf-8")
 
     @contextmanager
@@ -541,8 +542,6 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
     """
     assignment = Assignment.from_dict(order.assignment)
     parent = ForkedParent(order, assignment, cpus)
-    if assignment.plan.script is not None:
-        parent.runs_of_scripts = forks_of_scripts(assignment.log_file(order.rank), order.marker, cpus)
     _renew_process_state()
     with only_in_this_process():
         try:

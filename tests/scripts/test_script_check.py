@@ -169,6 +169,9 @@ def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Pat
         outcome = run("plain_loop.py", "--width", "8")
         assert outcome["findings"][0].startswith("module model: Net")
         assert outcome["has_blocks"] is True
+        facts = outcome["measurement"]["model_facts"]
+        assert (facts["memory_format"], facts["has_blocks"], facts["has_attention"]) == (None, True, False)
+        assert facts["regional_share"] > 0
         assert outcome["measurement"]["step_ms_median"] > 0
         with pytest.raises(OutOfTime):
             run("endless.py", within_s=1)

@@ -104,6 +104,7 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
     assert [trial.settings["as_written"] for trial in trials] == [True, None, None, True]
     assert {trial.workload for trial in trials} == {"plain_loop.py"}
     assert all(trial.findings[0].startswith("module model: Net") for trial in trials)
+    assert [trial.model_facts.get("has_blocks") for trial in trials] == [True, None, None, True]
     assert (output / "report.html").is_file()
     assert "compile-sweep recommend" in run.stdout
     assert settings_of(output).key in {trial.settings_key for trial in trials}
