@@ -45,7 +45,16 @@ FAKE = (
     "on a function that returns an empty tensor of the right shape and dtype"
 )
 
+KL_DIVERGENCE = Cause(
+    "KL divergence",
+    "torch looks up the formula for two kinds of distributions at its first kl_divergence of them, which breaks or recompiles "
+    "the graph once: call it once before compiling, or write the formula out",
+    explanation=r"builtin operator `min` with argument types \['generator'\]",
+    guard=r".*\b_KL_MEMOIZE\b",
+)
+
 BREAKS = (
+    KL_DIVERGENCE,
     Cause(
         "explicit break", "the code asks for this break: remove the call", headline=r"Call to `torch\._dynamo\.graph_break\(\)`"
     ),
@@ -93,8 +102,8 @@ BREAKS = (
         "value of a tensor",
         "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and "
         "not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max())",
-        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
-        explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'",
+        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
+        explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'",
     ),
     Cause(
         "data-dependent branch",
@@ -244,6 +253,7 @@ BREAKS = (
         "this call returns something other than a tensor, which a graph cannot hold: make the call outside the forward, and "
         "pass in its result",
         headline=r"op returned non-Tensor",
+        explanation=r"sourceless variable ConstantLikeVariable",
     ),
     Cause(
         "recurrent layer",
@@ -295,7 +305,7 @@ BREAKS = (
     Cause(
         "break in a comprehension",
         "a break inside a comprehension or generator leaves the whole function uncompiled: fix the break inside it first",
-        headline=r"Reconstruction failure|Missing tp_iternext|Read uninitialized cell",
+        headline=r"Reconstruction failure|Missing tp_iternext|Read uninitialized cell|Generator reconstruction",
     ),
     Cause(
         "side effect in a checkpoint",

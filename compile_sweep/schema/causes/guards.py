@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from compile_sweep.schema.causes.breaks import Cause, cause_of_break
+from compile_sweep.schema.causes.breaks import KL_DIVERGENCE, Cause, cause_of_break
 from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles
 
 _NEVER_IN_PLACE = (
@@ -26,6 +26,7 @@ _MADE_AT_FIRST = (
 )
 
 GUARDS = (
+    KL_DIVERGENCE,
     Cause(
         "cache of keys and values",
         "models of Hugging Face's fill a cache for generation also while they train, which gives each layer a graph of its own: "
@@ -278,7 +279,8 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
 def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | None:
     """Returns the cause of the break that returned a guarded value; None if that was a value read from a tensor, or no break."""
     after = re.search(r" from line (\d+) on \((.+):\d+\)$", first.function)
-    guarded = re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
+    of_rows = re.match(r"tensor '(___stack\d+)\S* requires_grad mismatch", first.guard)
+    guarded = of_rows or re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
     if after is None or guarded is None:
         return None
     at = next((text for text in breaks if text.startswith(f"{after[2]}:{after[1]} ")), "")

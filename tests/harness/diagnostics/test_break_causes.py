@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -777,7 +778,35 @@ def with_break_after_a_loop(net: Net, x: Tensor) -> Tensor:
     return doubled(with_loop(net, x))
 
 
+def with_divergence(net: Net, x: Tensor) -> Tensor:
+    """Uses a kind of distribution that no other test uses, because torch keeps what it looks up."""
+    exponential = torch.distributions.Exponential
+    return torch.distributions.kl_divergence(exponential(net.layer(x).exp()), exponential(torch.ones(4, 8)))
+
+
+def with_divergence_written_out(net: Net, x: Tensor) -> Tensor:
+    ratio = (-net.layer(x)).exp()
+    return ratio - 1 - ratio.log()
+
+
+def with_sorted_rows(net: Net, x: Tensor) -> Tensor:
+    return torch.stack(sorted(net.layer(x), key=lambda row: float(row[0])))
+
+
+def with_rows_in_order(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return y[y[:, 0].argsort()]
+
+
+def with_match_kept(net: Net, x: Tensor) -> Tensor:
+    net.last = re.match("a", "abc")
+    return net.layer(x)
+
+
 BREAKS = [
+    Case("KL divergence", with_divergence, with_divergence_written_out),
+    Case("value of a tensor", with_sorted_rows, with_rows_in_order),
+    Case("value that is not a tensor", with_match_kept, plain),
     Case("assertion by a function", with_assertion, with_assert_statement),
     Case("average over all batches", with_average_over_all_batches, with_moving_average),
     Case("value of a tensor", with_mask_of_lengths, with_mask_of_a_shape),

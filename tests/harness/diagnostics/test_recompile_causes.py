@@ -536,9 +536,14 @@ def with_choice(net: Net, x: Tensor) -> Tensor:
     return act(net.layer(x))
 
 
+def with_rows_skipped(net: Net, x: Tensor) -> Tensor:
+    return torch.stack([net.layer(row) if row[0] > 0 else row for row in x])
+
+
 @pytest.mark.parametrize(
     ("forward", "cause"),
     [
+        (with_rows_skipped, "data-dependent branch"),
         (with_duration, "file, clock or system call"),
         (with_mix, "Python's or numpy's random numbers"),
         (with_choice, "Python's or numpy's random numbers"),
