@@ -89,8 +89,6 @@ def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> 
     """Returns the program for a trial's setting.
 
     Args:
-        trial: The trial's row, as `load` returns it.
-        seed: Seed of the sweep.
         remarks: Sentences below the settings, such as why this setting was chosen, and the result of a run.
 
     Raises:
@@ -135,10 +133,7 @@ def rerun(
     """Runs the program in a fresh process with empty compile caches and compares its throughput with the record's interval.
 
     Args:
-        trial: The row that the program was made from.
-        script: Result of `best_script`.
         timeout_s: Seconds until the run is abandoned; None for four times what the trial took, plus ten minutes.
-        say: Called with each line of progress.
     """
     limit_s = min(timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600, _LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="best-") as scratch:

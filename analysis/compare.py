@@ -71,12 +71,7 @@ class Row(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, 1 if a rule is broken, or 2 for input that it cannot work with.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code: 0, 1 if a rule is broken, or 2 for input that it cannot work with."""
     return command_line.run_with(Options, _command, prog, arguments)
 
 
@@ -162,11 +157,7 @@ def _recommended(trials: pd.DataFrame, attempts: Attempts) -> str:
 
 
 def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> list[pd.DataFrame]:
-    """Returns the attempts of each repeat of A.
-
-    Raises:
-        ConfigError: A repeat has another workload, or its folder was already named.
-    """
+    """Returns the attempts of each repeat of A."""
     named = [before, after, *repeats]
     for at, folder in enumerate(repeats, start=2):
         if folder.resolve() in [other.resolve() for other in named[:at]]:

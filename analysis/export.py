@@ -95,12 +95,7 @@ def to_parquet(df: pd.DataFrame, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for input it cannot work with.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for input it cannot work with."""
     return command_line.run_with(Options, _command, prog, arguments)
 
 
@@ -156,14 +151,8 @@ def export_best(
     A program that fails is not offered: an earlier `best.py` is removed, and `best.json` says why.
 
     Args:
-        folder: The sweep's folder.
-        trial: Row of the trial.
-        into: Folder to write to.
         run_it: False to offer the program without running it.
-        timeout_s: As in `rerun`.
         because: Sentences that say why this setting was chosen.
-        job: The job it was chosen for.
-        say: Called with each line of progress.
 
     Raises:
         ConfigError: The record has no source, or the seed in `sweep.json` is not valid.

@@ -204,11 +204,7 @@ def _ratios(numerics: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _column(name: str, values: list[Any]) -> Any:
-    """Returns the values as an array of the column's dtype, of which a frame is made in half the time that it takes of series.
-
-    Raises:
-        RecordsError: A value does not have that dtype.
-    """
+    """Returns the values as an array of the column's dtype, of which a frame is made in half the time that it takes of series."""
     dtype: Any = COLUMNS[name].dtype
     if name != "source":  # code, which must stay executable
         values = [visible_values(value) for value in values]

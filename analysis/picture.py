@@ -74,7 +74,6 @@ def write_picture(folder: str | Path, path: str | Path, chart: str = FRONT) -> P
     """Draws a chart of the sweep's report, and returns the picture's path; see `draw`.
 
     Args:
-        folder: The sweep's folder.
         path: Path of the picture; an SVG if it ends in .svg, otherwise a PNG.
         chart: The front, or the ID of a chart of the report.
 
@@ -134,12 +133,7 @@ def picture_title(sweep: SweepInfo) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, or 2 if no picture could be drawn.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code: 0, or 2 if no picture could be drawn."""
     return command_line.run_with(Options, _command, prog, arguments)
 
 

@@ -60,12 +60,7 @@ def markdown_table(df: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with.
-
-    Args:
-        arguments: Words of the command line; by default this process's.
-        prog: How a person calls the command.
-    """
+    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with."""
     return command_line.run_with(Options, _command, prog, arguments)
 
 

@@ -36,7 +36,6 @@ class SweptScript:
         """Returns the command that trains the script with a trial's setting.
 
         Args:
-            trial: Row of the trial.
             sweep: The sweep's folder, as one word of a shell.
             current: Folder the command is read in; the script's path is relative if it was started there.
         """

@@ -55,8 +55,6 @@ def parse(options: type[Options], prog: str, arguments: Sequence[str], *, defaul
     """Parses the arguments into options; `--help` and `--version` print and exit.
 
     Args:
-        options: A dataclass; fields that are dataclasses add their own fields.
-        prog: Name of the program.
         arguments: Words of the command line. An option of several values may be given more than once.
         default: Values of options that are not given; by default the class's own.
 
@@ -122,13 +120,7 @@ def flags(options: type[Any]) -> dict[str, str]:
 
 
 def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with all values of each multi-value option in one place, however often the option is given.
-
-    Raises:
-        UsageError: Such an option has no value, for example because of an unset variable, and so would count as not given; or an
-            option that names a file or folder has an empty one, which would mean the current folder.
-        ConfigError: A word is not valid text.
-    """
+    """Returns the arguments with all values of each multi-value option in one place, however often the option is given."""
     check_utf8(arguments)
     paths = {option.flag for option in _options(options) if Path in (option.kind, *get_args(option.kind))}
     for word, following in pairwise((*arguments, "?")):
@@ -162,11 +154,7 @@ def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str, words: Sequence[str]) -> NoReturn:
-    """Raises tyro's complaint as one sentence.
-
-    Raises:
-        UsageError: Always.
-    """
+    """Raises tyro's complaint as one sentence."""
     see = f"see {prog} --help"
     match complaint:
         case complaints.UnrecognizedArgs(tokens=[word, *_]):
@@ -207,8 +195,6 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
 
     Args:
         commands: By name, the class of a command's options, whose docstring says what it does, and its function.
-        prog: Name of the program.
-        words: Words of the command line.
 
     Raises:
         UsageError: There is no such command, or the options do not fit it.
@@ -311,12 +297,7 @@ def optional_output() -> Iterator[None]:
 
 
 class _Optional:
-    """A stream whose failures to write are ignored.
-
-    Args:
-        stream: Where to write; None for nowhere, as Python represents a stream that was closed at the start.
-        nowhere: The null device.
-    """
+    """A stream whose failures to write are ignored."""
 
     def __init__(self, stream: TextIO | None, nowhere: TextIO) -> None:
         self._stream, self._nowhere = stream or nowhere, nowhere

@@ -158,10 +158,7 @@ def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
     """Builds the workload of this name.
 
     Args:
-        name: As `load_workload` takes it.
         size: One of its sizes; None for its first with a GPU and its last without.
-        seed: Determines weights and data.
-        has_gpu: Whether it is to run on a GPU.
 
     Raises:
         WorkloadError: There is no such workload, or it cannot be built; the message says why.

@@ -437,12 +437,7 @@ def expanded(option: str, folder: str | Path) -> Path:
 
 
 def _read(name: str, kind: Any, value: Any) -> Any:
-    """Returns a field's value from its JSON form.
-
-    Raises:
-        TypeError: The value has the wrong type.
-        ConfigError, SettingsError: The value does not work.
-    """
+    """Returns a field's value from its JSON form."""
     misfit = TypeError(f"{name} is {quote_value(value)}")
     if kind is CompileSettings and isinstance(value, str):
         return CompileSettings.parse(value)

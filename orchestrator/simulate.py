@@ -100,11 +100,7 @@ class Ground:
         """Searches the table.
 
         Args:
-            proposer: A new proposer with the table's candidates.
             budget: Budget as in a live search; a trial that is running when it is spent still counts.
-            rule: When to stop for lack of news.
-            prune: A policy that stops trials.
-            at_once: Number of concurrent trials.
             enough: Fraction of the hypervolume at which to stop; None continues.
         """
         spending = Spending(self.aims, rule=rule, budget=budget)

@@ -144,11 +144,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
 
 
 def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> Describer:
-    """Starts the process that answers questions about the workload, and says so, because it takes seconds.
-
-    Raises:
-        WorkloadError: There is no such workload.
-    """
+    """Starts the process that answers questions about the workload, and says so, because it takes seconds."""
     if job:
         console.print(f"planning a sweep of {job.given} …", markup=False, highlight=False, soft_wrap=True)
         return Describer()
@@ -286,11 +282,7 @@ def _next(config: SweepConfig, output: Path, ended: Ending) -> dict[str, str]:
 
 
 def _cache_of_scripts(config: SweepConfig) -> str | None:
-    """Returns where the artifacts of a script's trials are kept.
-
-    Raises:
-        ConfigError: Trials are to start from a Redis server, which only workloads do.
-    """
+    """Returns where the artifacts of a script's trials are kept."""
     if config.cache is None or not config.cache.startswith(REDIS):
         return config.cache
     if config.caches is not CachePolicy.COLD:
@@ -299,11 +291,7 @@ def _cache_of_scripts(config: SweepConfig) -> str | None:
 
 
 def _check_cache(config: SweepConfig) -> None:
-    """Refuses a store that does not answer if trials start from its contents; other trials only lose what they made.
-
-    Raises:
-        CacheError: The store does not answer, or there is no key to verify its contents.
-    """
+    """Refuses a store that does not answer if trials start from its contents; other trials only lose what they made."""
     if config.caches is CachePolicy.COLD or config.cache is None:
         return
     if config.cache.startswith(REDIS):

@@ -33,12 +33,7 @@ LONGEST_CACHE = 256
 
 
 class Generation(nn.Module):
-    """Writes captions of a set length.
-
-    Args:
-        model: Encoder and decoder.
-        new_tokens: Number of tokens per caption.
-    """
+    """Writes captions of a set length."""
 
     positions: Tensor
 

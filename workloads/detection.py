@@ -120,11 +120,7 @@ NOTHING_WEIGHT = 0.1
 
 
 class DetectionLoss(nn.Module):
-    """Loss over classes, boxes and overlap of the matched queries, and over "nothing" for the others; in float32.
-
-    Args:
-        matching: One of `MATCHINGS`.
-    """
+    """Loss over classes, boxes and overlap of the matched queries, and over "nothing" for the others; in float32."""
 
     def __init__(self, matching: str = "hungarian") -> None:
         super().__init__()

@@ -79,10 +79,6 @@ def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[E
     """Returns the effects of changing one field where all others are equal, the largest effect on throughput first.
 
     Several pairs of the same change are averaged; the interval includes each trial's uncertainty and the pairs' disagreement.
-
-    Args:
-        df: Trials as `load` returns them.
-        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
     """
     trials = _measured(df, "samples_per_s").reset_index(drop=True)
     if trials.empty:
@@ -107,10 +103,6 @@ def region_prices(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> 
     """Returns what compiling a part of the model, or its optimizer, costs and gains, from modular records.
 
     A part is compiled or not (`parts.NAME.compile=off`), or in another mode than the rest. The optimizer is compiled or not.
-
-    Args:
-        df: Trials as `load` returns them.
-        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
     """
     modular = df[(df["scope"] == Scope.MODULAR).to_numpy(dtype=bool)]
     return [

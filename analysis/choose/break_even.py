@@ -121,11 +121,7 @@ def is_plain(settings_key: str) -> bool:
 
 
 def lines_of(table: pd.DataFrame) -> list[Line]:
-    """Returns the line of each setting, a job's seconds by number of steps.
-
-    Args:
-        table: Table of `costs`.
-    """
+    """Returns the line of each setting, a job's seconds by number of steps."""
     return [line_of(row) for _, row in table.iterrows()]
 
 
@@ -138,9 +134,6 @@ def baseline_place(table: pd.DataFrame) -> int | None:
     """Returns the index of what is run today: the unchanged script, or else the plainest eager setting; None if neither.
 
     Of several, the first is taken, which in a table of `costs` is the fastest.
-
-    Args:
-        table: Usable trials.
     """
     settings = [CompileSettings.parse(str(key)) for key in table["settings_key"]]
     eager = [place for place, one in enumerate(settings) if one.scope is Scope.EAGER]
@@ -148,22 +141,14 @@ def baseline_place(table: pd.DataFrame) -> int | None:
 
 
 def baseline_key(df: pd.DataFrame) -> str | None:
-    """Returns the settings key of what is run today; None before it is measured.
-
-    Args:
-        df: Trials as `load` returns them.
-    """
+    """Returns the settings key of what is run today; None before it is measured."""
     trials = usable(standing(df), "samples_per_s").sort_values("samples_per_s", ascending=False, kind="stable")
     place = baseline_place(trials)
     return None if place is None else str(trials.iloc[place]["settings_key"])
 
 
 def has_tried_others(df: pd.DataFrame) -> bool:
-    """Tells whether a second setting was tried, usable or not; a trial that was lost to its machines does not count.
-
-    Args:
-        df: Trials as `load` returns them.
-    """
+    """Tells whether a second setting was tried, usable or not; a trial that was lost to its machines does not count."""
     return bool(df[~df["label"].isin(LOST_TO_MACHINES)]["settings_key"].nunique() > 1)
 
 
@@ -199,11 +184,7 @@ def samples_per_step(df: pd.DataFrame) -> int:
 
 
 def batch_size_of(trial: pd.Series) -> int | None:
-    """Returns the samples in a worker's step of a trial; None if neither the setting nor its figures say.
-
-    Args:
-        trial: A row of the frame that `load` returns.
-    """
+    """Returns the samples in a worker's step of a trial; None if neither the setting nor its figures say."""
     if (asked := CompileSettings.parse(str(trial["settings_key"])).batch_size) is not None:
         return asked
     rate, is_resident = number(trial["samples_per_s"]), text(trial["pipeline"]) != "real"
@@ -217,12 +198,6 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None, seed:
 
     Only trials with one environment, number of workers and input pipeline are comparable; the group with the most usable trials
     is taken.
-
-    Args:
-        df: Trials as `load` returns them.
-        job: The job.
-        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
-        seed: Seed of the draws.
 
     Raises:
         ConfigError: No trial is usable.
@@ -251,11 +226,7 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None, seed:
 
 
 def reigns(table: pd.DataFrame) -> list[Reign]:
-    """Returns the fastest setting for every job length from one step on, in order of length: the lower envelope of their lines.
-
-    Args:
-        table: Table of `costs`; the length of its job does not matter.
-    """
+    """Returns the fastest setting for every job length, in order of length: the lower envelope of the settings' lines."""
     fixed, step = floats(table["fixed_s"]), floats(table["step_s"])
     at = int(np.lexsort((step, fixed + step))[0])
     found: list[tuple[int, int]] = [(at, 1)]
@@ -320,10 +291,6 @@ def warm_compiling_s(trials: pd.DataFrame, df: pd.DataFrame) -> pd.Series:
     It corresponds to `compile_s` of a cold start: neither includes the warm-up's steps or loading. The sources, in order: a
     recorded warm start, minus its warm-up's steps, which the trial's own warm-up reveals; a warm trial. Eager compiles nothing,
     so its starts do not change.
-
-    Args:
-        trials: One row per setting and number of workers, as `standing` returns them.
-        df: All trials, as `load` returns them.
     """
     steps_s = trials["warmup_s"].fillna(trials["warm_warmup_s"]) - trials["compile_s"].fillna(trials["warm_compile_s"])
     started = (trials["warm_start_restore_s"].fillna(0) + trials["warm_start_warmup_s"] - steps_s).clip(lower=0)

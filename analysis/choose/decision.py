@@ -89,9 +89,6 @@ def decide(
     baseline.
 
     Args:
-        lines: Line of each setting; at least one.
-        baseline: Index of what is run today.
-        steps: Length of the job.
         allowed: Which settings may be used; by default all. The baseline is compared with even if it is not allowed.
         tried_others: Whether settings besides the baseline were tried, usable or not.
     """

@@ -184,11 +184,7 @@ def drawn(
 
     Args:
         trials: Rows whose figures in `names` are all finite.
-        names: The columns.
-        attempts: Every attempt of the sweep, to see how settings scatter between runs.
         like: For columns that `load` does not return, the column whose noise between runs they have.
-        count: Number of draws.
-        seed: Seed of the draws.
     """
     chance = np.random.default_rng(seed)
     found = np.empty((count, len(trials), len(names)))
@@ -304,11 +300,8 @@ def front_probability(
     """Returns each trial's probability of being on the front; NA for trials that cannot be, such as those that are not ok.
 
     Args:
-        df: Trials as `load` returns them.
         objectives: As in `uncertain_front`.
         attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
-        count: Number of draws.
-        seed: Seed of the draws.
 
     Raises:
         ValueError: The objectives are invalid as in `pareto_front`.

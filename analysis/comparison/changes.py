@@ -116,9 +116,6 @@ def compare(
     """Returns the settings that both sweeps have recorded, side by side.
 
     Args:
-        before: Trials as `load` returns them.
-        after: Trials of the other sweep.
-        sweeps: Contents of both `sweep.json` files.
         attempts: Every attempt of each sweep, including repeats of it, to see how settings scatter between runs of the same code.
 
     Raises:

@@ -31,32 +31,18 @@ class EffectsInfo(NamedTuple):
 
 
 def effects_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
-    """Computes the effects of single changes in the trials that `load` returned.
-
-    Args:
-        df: The trials.
-        attempts: All attempts, to see how settings scatter between runs.
-    """
+    """Computes the effects of single changes in the trials that `load` returned."""
     return _largest(effects(_sample(df), attempts=attempts))
 
 
 def region_prices_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:
-    """Computes what compiling a part of the model, or its optimizer, gained and cost in modular trials that `load` returned.
-
-    Args:
-        df: The trials.
-        attempts: All attempts, to see how settings scatter between runs.
-    """
+    """Computes what compiling a part of the model, or its optimizer, gained and cost in modular trials that `load` returned."""
     return _largest(region_prices(_sample(df), attempts=attempts))
 
 
 @or_trials(effects_info)
 def effects_figure(info: EffectsInfo) -> go.Figure:
-    """Draws the change of throughput in percent to the right, with its 95 % interval, and a row per change.
-
-    Args:
-        info: Result of `effects_info`, or the trials themselves.
-    """
+    """Draws the change of throughput in percent to the right, with its 95 % interval, and a row per change."""
     chart = rows_figure(
         [RowName(_change(one), _in_short(one), on_front=False) for one in info.effects],
         x_title="change of throughput, all else equal (%)",

@@ -87,12 +87,7 @@ class BreakEvenInfo(NamedTuple):
 
 
 def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> BreakEvenInfo:
-    """Chooses what to show of the trials that `load` returned: the front's settings, then the fastest, including the baseline.
-
-    Args:
-        df: Trials as `load` returns them.
-        attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
-    """
+    """Chooses what to show of the trials that `load` returned: the front's settings, then the fastest, including the baseline."""
     try:
         trials = notable(df)
         plain = trials[trials["settings_key"].map(is_plain)].head(1)
@@ -136,9 +131,6 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     baseline, multiples are of the setting with the fastest step. The other settings' lines are present but invisible: each
     line's `meta` is the setting's index in `info.settings`, for a page that draws another job, in which others may be the
     fastest.
-
-    Args:
-        info: Result of `break_even_info`, or the trials themselves.
     """
     if not info.settings:
         return empty_figure("No usable trial tells how long a job would take.")

@@ -82,11 +82,7 @@ def cache_info(df: pd.DataFrame) -> CacheInfo:
 
 @or_trials(cache_info)
 def cache_figure(info: CacheInfo) -> go.Figure:
-    """Draws seconds to the right, with a setting's cold compiling above what a warm start takes, the largest saving on top.
-
-    Args:
-        info: Result of `cache_info`, or the trials themselves.
-    """
+    """Draws seconds to the right, with a setting's cold compiling above what a warm start takes, the largest saving on top."""
     names = [RowName(row.setting_name, _saved(row), on_front=False) for row in info.rows]
     chart = rows_figure(names, x_title="seconds of restoring and compiling", nothing="No trial began with warm caches.")
     if names:

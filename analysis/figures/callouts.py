@@ -49,9 +49,7 @@ def callout_annotations(
 
     Args:
         callouts: Labels, the most important first.
-        markers: Points not to cover.
         steps: Corners of a line, horizontal then vertical, not to cover.
-        axes: The plot that contains them.
         bars: Vertical lines not to cover, each as x and its two ends.
     """
     labels = [

@@ -65,11 +65,7 @@ SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": 
 
 
 def base_layout(title: str | None = None) -> go.Layout:
-    """Returns a chart's layout in light colors, with the legend in rows above the plot.
-
-    Args:
-        title: Plain text; None for no title.
-    """
+    """Returns a chart's layout in light colors, with the legend in rows above the plot."""
     axis = {
         "gridcolor": "rgba(128,128,128,0.18)",
         "linecolor": LINE_COLOR,
@@ -128,11 +124,7 @@ def empty_note(words: str) -> dict[str, Any]:
 def or_trials(
     info_of: Callable[[pd.DataFrame], Info],
 ) -> Callable[[Callable[Concatenate[Info, Further], go.Figure]], Callable[Concatenate[Info | pd.DataFrame, Further], go.Figure]]:
-    """Makes a chart's function also accept trials, as `analysis.load` returns them, in place of its info.
-
-    Args:
-        info_of: Computes the chart's info from trials.
-    """
+    """Makes a chart's function also accept trials, as `analysis.load` returns them, in place of its info."""
 
     def taking_both(
         draw: Callable[Concatenate[Info, Further], go.Figure],

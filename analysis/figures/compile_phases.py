@@ -59,11 +59,7 @@ def compile_phases_info(df: pd.DataFrame) -> CompilePhasesInfo:
 
 @or_trials(compile_phases_info)
 def compile_phases_figure(info: CompilePhasesInfo) -> go.Figure:
-    """Draws seconds to the right, the fastest compile on top; see `rows_figure`.
-
-    Args:
-        info: Result of `compile_phases_info`, or the trials themselves.
-    """
+    """Draws seconds to the right, the fastest compile on top; see `rows_figure`."""
     names = [RowName(bar.setting_name, figure(bar.compile_s, "s"), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="cold compile time (seconds)", nothing="No usable trial says where its compile time went.")
     if names:

@@ -55,8 +55,6 @@ def place_labels(labels: Sequence[Label], obstacles: Sequence[Box], area: Box) -
 
     Args:
         labels: The labels, the most important first.
-        obstacles: Markers and lines that labels should not cover.
-        area: The rectangle that labels should stay inside.
 
     Returns:
         An offset in pixels for each label, in order.

@@ -51,12 +51,7 @@ class MemoryInfo(NamedTuple):
 
 
 def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryInfo:
-    """Chooses what to show of the trials that `load` returned: usable ones with a peak, the front's first, then the fastest.
-
-    Args:
-        df: The trials.
-        device_bytes: Memory of the device they ran on; None if it is not known.
-    """
+    """Chooses what to show of the trials that `load` returned: usable ones with a peak, the front's first, then the fastest."""
     trials = notable(df).dropna(subset="peak_memory_bytes")
     bars = [
         MemoryBar(
@@ -79,9 +74,6 @@ def memory_figure(info: MemoryInfo) -> go.Figure:
     """Draws GiB to the right, the least on top; a bar for allocated memory, marks for what is reserved in addition.
 
     The device's memory is a dashed line if it is known.
-
-    Args:
-        info: Result of `memory_info`, or the trials themselves.
     """
     names = [RowName(bar.setting_name, gib(bar.peak_bytes), bar.on_front) for bar in info.bars]
     chart = rows_figure(names, x_title="memory, worst of workers (GiB)", nothing="No usable trial says what memory it needed.")
@@ -168,12 +160,7 @@ class BatchMemoryInfo(NamedTuple):
 
 
 def batch_memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> BatchMemoryInfo:
-    """Chooses what to show of the trials that `load` returned: usable ones for which the largest batch was looked for.
-
-    Args:
-        df: The trials.
-        device_bytes: Memory of the device they ran on; None if it is not known.
-    """
+    """Chooses what to show of the trials that `load` returned: usable ones for which the largest batch was looked for."""
     trials = notable(df)
     curves = [
         BatchCurve(
@@ -191,11 +178,7 @@ def batch_memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> Ba
 
 @or_trials(batch_memory_info)
 def batch_memory_figure(info: BatchMemoryInfo) -> go.Figure:
-    """Draws batch sizes to the right and GiB upwards; sizes that do not fit are crosses at the device's memory.
-
-    Args:
-        info: Result of `batch_memory_info`, or the trials themselves.
-    """
+    """Draws batch sizes to the right and GiB upwards; sizes that do not fit are crosses at the device's memory."""
     if not info.curves:
         return empty_figure("The largest batch was not looked for (--largest-batch).")
     chart = go.Figure(layout=base_layout())

@@ -118,9 +118,6 @@ def parallel_figure(info: ParallelInfo) -> go.Figure:
     """Draws a vertical axis per field and figure and a line per setting, colored by scope; the front's lines are thicker.
 
     Each line's `meta` is its `settings_key`. A choice's annotation is named `FIELD=VALUE`, for a page that filters by it.
-
-    Args:
-        info: Result of `parallel_info`, or the trials themselves.
     """
     if len(info.axes) < 2 or len(info.lines) < 2:
         return empty_figure("There are no two settings to compare.")

@@ -46,10 +46,6 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
     Color and symbol are the scope's. Trials that are not ok are hollow, and the best of them have labels. Broad gray lines
     connect trials that cannot be told apart. Prices below `info.floor` are drawn there, and their hover text says so. The
     front's labels are laid out for 1200 by 700 pixels; their annotations are named `front-A3`, … for a page with less space.
-
-    Args:
-        info: Result of `pareto_info`, or the trials themselves.
-        title: Plain text above the chart; None for no title.
     """
     chart = go.Figure(layout=base_layout(title))
     chart.update_layout(meta={"kind": "front", "x": info.price.short_title, "y": info.gain.short_title})

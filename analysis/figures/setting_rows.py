@@ -32,11 +32,7 @@ class RowName(NamedTuple):
 
 
 def notable(df: pd.DataFrame) -> pd.DataFrame:
-    """Returns the usable trials that count, with a column `on_front`: the front's first, then the fastest.
-
-    Args:
-        df: Trials as `load` returns them; of a setting's cold and warm trial the cold one counts, as in `standing`.
-    """
+    """Returns the usable trials that count, with a column `on_front`: the front's first, then the fastest."""
     front = pareto_front(df).index
     counted = standing(df)
     usable = counted[counted["status"] == Status.OK].sort_values("samples_per_s", ascending=False, kind="stable")
@@ -49,12 +45,6 @@ def rows_figure(rows: Sequence[RowName], *, x_title: str, nothing: str, has_lege
 
     The names are in the plot, not next to it, so that they fit on a phone, too. Their annotations are in the
     rows' order. The height depends on the number of rows.
-
-    Args:
-        rows: Names of the rows.
-        x_title: Title of the horizontal axis.
-        nothing: Text of a chart without rows.
-        has_legend: Whether to leave space for a legend above the rows.
     """
     if not rows:
         return empty_figure(nothing)

@@ -57,11 +57,7 @@ def step_times_info(df: pd.DataFrame) -> StepTimesInfo:
 
 @or_trials(step_times_info)
 def step_times_figure(info: StepTimesInfo) -> go.Figure:
-    """Draws milliseconds to the right, the fastest step on top; a box for the quartiles, a point per step.
-
-    Args:
-        info: Result of `step_times_info`, or the trials themselves.
-    """
+    """Draws milliseconds to the right, the fastest step on top; a box for the quartiles, a point per step."""
     names = [
         RowName(row.setting_name, f"{figure(row.median_ms, 'ms')}, {row.num_steps} steps", row.on_front) for row in info.rows
     ]

@@ -209,11 +209,7 @@ def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
 
 @or_trials(timeline_info)
 def timeline_figure(info: TimelineInfo) -> go.Figure:
-    """Draws minutes to the right, one lane per worker, the first on top; gaps are idle time, dashed lines are long pauses.
-
-    Args:
-        info: Result of `timeline_info`, or the trials themselves.
-    """
+    """Draws minutes to the right, one lane per worker, the first on top; gaps are idle time, dashed lines are long pauses."""
     if not info.spans:
         return empty_figure("No trial says when it began.")
     chart = go.Figure(layout=base_layout())

@@ -76,14 +76,7 @@ def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
 
 
 def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmStart], sweep: SweepInfo) -> list[Chart]:
-    """Returns the charts below the verdict that have something to show, in order.
-
-    Args:
-        df: Trials as `load` returns them.
-        attempts: All attempts, as `load` returns them.
-        starts: Warm starts of the sweep.
-        sweep: Contents of `sweep.json`.
-    """
+    """Returns the charts below the verdict that have something to show, in order."""
     found = [
         _parallel(df), _effects(df, attempts), _regions(df, attempts), _phases(df), _step_times(df),
         _memory(df, number(sweep.environment.get("gpu_memory_bytes"))),

@@ -103,7 +103,6 @@ def report_page(folder: Path, *, version: str = "") -> str:
     """Renders the report of the sweep in this folder.
 
     Args:
-        folder: The sweep's folder.
         version: A server's name for this state of the folder; the page then checks for a newer one. Without it, the page is
             static.
 

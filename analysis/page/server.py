@@ -95,10 +95,6 @@ class LivePage:
 class ReportServer(ThreadingHTTPServer):
     """Serves one folder's report on 127.0.0.1.
 
-    Args:
-        folder: The sweep's folder.
-        port: Port to listen on; 0 for any free one.
-
     Raises:
         RecordsError: The folder holds no readable sweep.
         SweepFolderError: The port is not available.

@@ -30,11 +30,7 @@ class Reason(NamedTuple):
 
 
 def reasons(df: pd.DataFrame) -> list[Reason]:
-    """Returns why usable compiled settings are at most 5 % faster than eager, the most frequent reason first.
-
-    Args:
-        df: Trials as `load` returns them.
-    """
+    """Returns why usable compiled settings are at most 5 % faster than eager, the most frequent reason first."""
     trials = usable(standing(df), "samples_per_s", "step_ms_median")
     rates = trials.set_index("settings_key")["samples_per_s"]
     today = rates[rates.index == baseline_key(df)].head(1)

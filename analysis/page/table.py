@@ -128,7 +128,6 @@ def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading],
     """Returns the columns with any figure, and a row for each usable trial, the highest throughput first.
 
     Args:
-        df: Trials as `load` returns them.
         usable_only: Leaves out trials that are not ok; otherwise these come last.
     """
     front = pareto_front(df).index
@@ -199,7 +198,6 @@ def table_data(headings: Sequence[Heading], rows: Sequence[Row], command: str, a
     """Returns the table as JSON for the page's script.
 
     Args:
-        headings: Its columns.
         rows: Its rows, the most important first: only the first `MOST_SOURCES` keep their source.
         command: The command that measures a setting, up to `--settings`.
         arguments: What follows the setting in that command.

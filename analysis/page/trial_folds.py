@@ -62,12 +62,7 @@ class TrialFold(NamedTuple):
 
 
 def trial_folds(folder: Path, df: pd.DataFrame) -> list[TrialFold]:
-    """Returns the trials' folds, those of the front first, then by throughput, failed ones last.
-
-    Args:
-        folder: The sweep's folder, for the logs.
-        df: Trials as `load` returns them.
-    """
+    """Returns the trials' folds, those of the front first, then by throughput, failed ones last."""
     front = set(pareto_front(df).index)
     order = df.assign(_front=[index not in front for index in df.index], _last=df["status"] != Status.OK)
     order = order.sort_values(["_front", "_last", "samples_per_s"], ascending=[True, True, False], kind="stable")

@@ -56,11 +56,7 @@ class Remark(NamedTuple):
 
 
 def remarks(trial: pd.Series) -> list[Remark]:
-    """Returns what is unusual about the trial's measurement; empty if nothing is.
-
-    Args:
-        trial: A row of the frame that `load` returns.
-    """
+    """Returns what is unusual about the trial's measurement; empty if nothing is."""
     found = []
     if is_noisy_trial(trial):
         median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
@@ -114,12 +110,7 @@ def has_drifted(trial: pd.Series) -> bool:
 
 
 def none_usable(df: pd.DataFrame, found: Summary) -> str:
-    """Returns the text in place of a verdict if no trial is usable.
-
-    Args:
-        df: Trials as `load` returns them.
-        found: Their `summary`.
-    """
+    """Returns the text in place of a verdict if no trial is usable."""
     if df.empty:
         return "No trial has finished yet, so there is nothing to choose from."
     failed, infeasible, stopped = (found.counts[status] for status in (Status.FAILED, Status.INFEASIBLE, Status.STOPPED))
@@ -310,13 +301,7 @@ class FrontList(NamedTuple):
 
 
 def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> FrontList:
-    """Returns the front over throughput and cold compile time, ascending in the latter.
-
-    Args:
-        df: Trials as `load` returns them.
-        found: Their `summary`.
-        uncertain: The `trials` of their `uncertain_front`.
-    """
+    """Returns the front over throughput and cold compile time, ascending in the latter."""
     knee = None if found.knee is None else found.knee.trial.name
     rows = pareto_front(speedup_over_eager(df))
     named: set[object] = set()

@@ -25,7 +25,6 @@ def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
 
     Args:
         workload: Any workload; one that is a class of its own is not checked.
-        has_gpu: Whether to use a GPU, if this process sees one.
 
     Raises:
         WorkloadError: The step fails; the message names the function, the argument, the actual value, and what would be right.

@@ -49,10 +49,7 @@ def repeated_blocks(model: nn.Module) -> list[str]:
 
 
 def _own_blocks(model: nn.Module) -> list[str]:
-    """Returns modules of classes that are not torch's, of which a module holds three or more that are equal.
-
-    Without modules in them, they are layers, and count only in a container: attention has equal layers that are no blocks.
-    """
+    """Returns modules of classes that are not torch's, of which a module holds three or more that are equal."""
     alike: dict[Any, list[str]] = {}
     for name, parent in model.named_modules():
         is_container = isinstance(parent, nn.ModuleList | nn.Sequential | nn.ModuleDict)
@@ -94,10 +91,6 @@ def regional_share(model: nn.Module, regions: Sequence[str]) -> float:
 
     Regions with equal structure and shapes are compiled once, so what counts is the fraction of the model's layers in distinct
     regions; and each of those has a graph of its own. 0.21 for GPT-2's twelve blocks, 1.5 for ResNet-50's four stages.
-
-    Args:
-        model: A model on any device.
-        regions: Names of its repeated blocks.
     """
     modules = (model.get_submodule(name) for name in regions)
     distinct = {(repr(module), tuple(weights.shape for weights in module.parameters())): module for module in modules}
@@ -174,10 +167,7 @@ def _members(module: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
 
 
 def _most_common(members: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Returns the members with layers inside that are of the most common class.
-
-    None if the others with layers inside have more than half as many weights.
-    """
+    """Returns the members with layers inside that are of the most common class."""
     deep = {name: member for name, member in members.items() if any(member.children())}
     kind = next((kind for kind, _ in Counter(map(type, deep.values())).most_common(1)), None)
     blocks = {name: member for name, member in deep.items() if type(member) is kind}
@@ -225,10 +215,6 @@ def find_batch_changes(
     batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequence[int]] | None = None
 ) -> BatchChanges:
     """Compares the batches of a workload.
-
-    Args:
-        batches: Batches that the batch function returned.
-        length: The dimensions that are the length, if the user names them.
 
     Raises:
         WorkloadError: The batches differ in their tensors, have no dimensions, or differ in their number of samples.
@@ -311,11 +297,7 @@ def _listed(names: Iterable[str]) -> str:
 def _refuse_unequal_samples(
     batches: Sequence[Mapping[str, Tensor]], together: Mapping[tuple[int, ...], Sequence[tuple[str, int]]]
 ) -> None:
-    """Refuses batches whose tensors all have a varying number of rows.
-
-    Raises:
-        WorkloadError: The rows may be samples or the length, and nothing shows which.
-    """
+    """Refuses batches whose tensors all have a varying number of rows."""
     with_rows = {name for name, tensor in batches[0].items() if tensor.dim()}
     for sizes, group in together.items():
         if {name for name, dim in group if dim == 0} == with_rows:
@@ -362,8 +344,6 @@ def find_dynamic_arguments(model: nn.Module, modules: Sequence[str], batches: Se
     The runs use fake tensors, which have shapes but no data, if the model allows it.
 
     Args:
-        model: Takes a batch's tensors by name.
-        modules: Dotted names of modules inside it.
         batches: Two or more that differ in length, and in anything that may omit an argument, such as a mask of ones.
     """
     runs = [_argument_shapes(model, modules, batch) for batch in batches]
@@ -403,13 +383,7 @@ def _argument_shapes(
 
 
 def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tensor]) -> list[str]:
-    """Finds the outermost modules, with modules in them or of a class of the user's own, that one run calls repeatedly.
-
-    Args:
-        model: Takes a batch's tensors by name.
-        inside: Dotted name of the module within which to look.
-        batch: A batch of any length.
-    """
+    """Finds the outermost modules, with modules in them or of a class of the user's own, that one run calls repeatedly."""
     called: dict[str, int] = {}
     with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name, module in model.get_submodule(inside).named_modules(prefix=inside):
@@ -431,7 +405,6 @@ def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_s
 
     Args:
         model: Takes a batch's tensors by name. Its gradients and its mode are restored.
-        batch: A batch of any length.
         on_shapes: Whether to run it on fake tensors, some of which the model may keep.
     """
     before = _attached(model)

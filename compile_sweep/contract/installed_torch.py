@@ -130,15 +130,7 @@ def _refuse_tuned_backends(settings: CompileSettings) -> None:
 def _refuse_unknown_options(
     prefix: str, written: Iterable[tuple[str, Value]], known: Mapping[str, str], missing: str, where: str
 ) -> None:
-    """Refuses options that torch does not have, or whose values it does not accept.
-
-    Args:
-        prefix: Prefix of the names, as a person writes them.
-        written: Names and values.
-        known: Type name of every option.
-        missing: Beginning of the message about an unknown name.
-        where: Says where all names are listed, for a name that resembles none.
-    """
+    """Refuses options that torch does not have, or whose values it does not accept."""
     for name, value in written:
         if name not in known:
             hint = suggest(name, list(known))

@@ -21,8 +21,6 @@ class ModelAndLoss(nn.Module):
     """The user's model and loss function as one module.
 
     Args:
-        model: The user's model.
-        loss_fn: Called with the model and a batch; calls the model and returns the loss, or the outputs for inference.
         structure: Structure of a batch that is not a dictionary of tensors; the batch is rebuilt for the loss function.
         has_own_step: Whether the loss function calls `backward()` itself. Then the returned loss has no graph, and `backward()`
             on it does nothing.
@@ -61,10 +59,6 @@ class ModelAndLoss(nn.Module):
 
 def loss_of(returned: Any, function: str = "loss_fn") -> Tensor:
     """Extracts the loss from a loss function's result: itself, the first of a tuple, or `loss` of a dictionary or an output.
-
-    Args:
-        returned: The result.
-        function: What the user knows the function as.
 
     Raises:
         WorkloadError: There is no loss.
@@ -106,7 +100,6 @@ class AccumulatedLoss:
     """A step that splits its batch into parts, with one forward and backward each, and returns the mean of their losses.
 
     Args:
-        loss_fn: Loss function of one part.
         parts: Number of parts; the samples must split evenly, so that the mean of losses is that of the samples.
     """
 

@@ -89,7 +89,6 @@ def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | Non
 
     Args:
         model: Takes a batch's tensors by name. The step may change it, so pass a copy.
-        batch: Tensors by name.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     batch = _apart(batch)

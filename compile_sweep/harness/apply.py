@@ -62,13 +62,7 @@ def reducing_as_usual() -> Iterator[None]:
 
 
 class TrainStep:
-    """Forward, backward and optimizer step on one batch, under some compile settings.
-
-    Args:
-        step: Result of the source's `make_step`.
-        source: The text that was executed to make the step.
-        schedule: Learning-rate scheduler; None for a constant rate.
-    """
+    """Forward, backward and optimizer step on one batch, under some compile settings."""
 
     def __init__(self, step: Callable[..., Tensor], source: str, schedule: Any = None) -> None:
         self._step = step
@@ -76,12 +70,7 @@ class TrainStep:
         self.source = source
 
     def __call__(self, batch: Batch, *, before_update: Callable[[], None] | None = None) -> Tensor:
-        """Runs one step and returns its loss, detached, in memory no later step overwrites.
-
-        Args:
-            batch: Batch to train on.
-            before_update: Called between the backward pass and the optimizer's step, when gradients can be read.
-        """
+        """Runs one step; returns its loss, detached, in memory no later step overwrites. `before_update` may read gradients."""
         loss = self._step(dict(batch.inputs), before_update)
         if self._schedule is not None:
             self._schedule.step()

@@ -164,9 +164,6 @@ def prepare(
     """Resolves a setting on a workload, and refuses what cannot work.
 
     Args:
-        workload: The workload to train.
-        settings: How to compile it.
-        device: The device to use; there is one process per device.
         num_workers: Number of workers that train together; by default those of the process group.
 
     Raises:

@@ -125,15 +125,7 @@ def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: to
 def first_pass(
     step: Step, pool: Sequence[Batch], device: torch.device, *, steps: int = 0, compiled_graphs: Callable[[], int] = lambda: 0
 ) -> Window:
-    """Runs the first pass and returns a window with it; nothing else may be in the device's memory.
-
-    Args:
-        step: The compiled step.
-        pool: Batches of a pass.
-        device: The device that the steps run on.
-        steps: Number of steps that the model has made already.
-        compiled_graphs: Returns the number of graphs compiled since the warm-up.
-    """
+    """Runs the first pass and returns a window with it; nothing else may be in the device's memory."""
     window = Window(
         lengths=largest_everywhere([batch.length for batch in pool], device), steps=steps, compiled_graphs=compiled_graphs
     )
@@ -148,12 +140,7 @@ def grow(
     """Adds passes, each between two blocks of the reference, until the window is long enough.
 
     Args:
-        window: Result of `first_pass`.
-        step: The compiled step.
-        pool: Batches of a pass.
         limits: When to stop; worker 0 decides for all, because workers step in lockstep.
-        device: The device that the steps run on.
-        reference: An eager step, which runs on `window.chosen`.
     """
     eager_batches = [pool[index] for index in window.chosen]
 

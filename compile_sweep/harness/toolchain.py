@@ -92,11 +92,7 @@ def check_vector_instructions() -> None:
 
 
 def link_cpp_headers(headers: Path) -> None:
-    """Lets processes that this one starts find the headers although its temporary files now go to a new folder.
-
-    Args:
-        headers: Result of `cpp_header_folder()` before the change.
-    """
+    """Lets processes that this one starts find the headers although its temporary files now go to a new folder."""
     folder = Path(default_cache_dir())
     folder.mkdir()
     (folder / headers.name).symlink_to(headers)
@@ -121,12 +117,7 @@ def compile_whole_files() -> None:
 
 
 def _compile_whole(lock_path: str, cpp_builders: Sequence[Any]) -> None:
-    """Makes the builders' files unless they exist; takes the place of torch's `_worker_compile_cpp` (torch 2.11 to 2.15).
-
-    Args:
-        lock_path: The lock that every process of torch holds that makes these files.
-        cpp_builders: Torch's `CppBuilder` for each file, in order.
-    """
+    """Makes the builders' files unless they exist; takes the place of torch's `_worker_compile_cpp` (torch 2.11 to 2.15)."""
     from torch.utils._filelock import FileLock
 
     with FileLock(lock_path, timeout=_LOCK_TIMEOUT_S):

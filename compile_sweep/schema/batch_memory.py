@@ -20,7 +20,6 @@ def largest_batch_text(peaks: Mapping[str, float | None], usual: int | None) -> 
     """Says which size is the largest that fits, and how much memory each one takes.
 
     Args:
-        peaks: A record's `batch_peak_bytes`.
         usual: The setting's own batch size, for comparison; None if it is not known.
     """
     sizes = by_size(peaks)

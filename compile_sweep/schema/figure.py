@@ -114,9 +114,7 @@ def figure(meaning: str, *, default: Any = None, **more: Any) -> Any:
     """Declares a record's field that is null or empty by default.
 
     Args:
-        meaning: What the figure is, in Markdown.
         default: Default value; `list` and `dict` give a new empty one.
-        more: Other fields of `Figure`.
     """
     about = {"figure": Figure(meaning=meaning, **more)}
     return field(default_factory=default, metadata=about) if callable(default) else field(default=default, metadata=about)

@@ -52,7 +52,6 @@ def written(values: Mapping[str, Any], as_is: Collection[str] = ()) -> str:
     """Returns one line of strict JSON: NaN and infinity become null, no line break, no secret.
 
     Args:
-        values: The fields.
         as_is: Names of fields in which no secret is looked for.
     """
     clear = redact.redact_json({name: value for name, value in values.items() if name not in as_is})
@@ -123,8 +122,6 @@ def append(path: Path, text: str, unique: str = "") -> None:
     """Appends a line to the log. Durable on return; safe from several processes on one host.
 
     Args:
-        path: The log.
-        text: A JSON object.
         unique: A part of the text that no line of the log may contain yet.
 
     Raises:
@@ -200,13 +197,7 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
 
 
 class Tail(Generic[Record]):
-    """Follows a log; reads each line only once, however long the log.
-
-    Args:
-        path: The log.
-        parse: Converts a line to a record.
-        what: What a line is, for error messages.
-    """
+    """Follows a log; reads each line only once, however long the log."""
 
     def __init__(self, path: Path, parse: Callable[[str], Record], what: str) -> None:
         self._path, self._parse, self._what = path, parse, what
@@ -259,11 +250,7 @@ def read_regular(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
 
 
 def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
-    """Reads from the current position to the end.
-
-    Raises:
-        OSError: The file has more than `max_bytes` bytes.
-    """
+    """Reads from the current position to the end."""
     if (size := os.fstat(file.fileno()).st_size) > max_bytes:
         raise OSError(
             errno.EFBIG, f"it has {size / 1e6:,.0f} MB, more than the {max_bytes / 1e6:,.0f} MB that it may have", str(path)
@@ -273,12 +260,7 @@ def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
 
 @contextmanager
 def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Opens the log while the block lasts.
-
-    Raises:
-        RecordsError: The log is not a regular file.
-        OSError: The log cannot be opened, or is a folder.
-    """
+    """Opens the log while the block lasts."""
     try:
         descriptor = open_regular(path, flags)
     except OSError as error:

@@ -222,7 +222,6 @@ def assured(record: Record, name: str, *, at_most: bool) -> float | None:
     None if the figure is missing, or if its worse end is an upper one that is unbounded.
 
     Args:
-        record: The record.
         name: Name of the figure; a figure without an interval is returned unchanged.
         at_most: Whether the upper end is the worse one.
     """

@@ -287,11 +287,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def may_run_out_of_memory(*, unless: bool = False) -> Iterator[None]:
-    """Ends the block, and nothing else, where the device's or the host's memory does not suffice.
-
-    Args:
-        unless: Raise that error, too, for example because other workers wait for this one.
-    """
+    """Ends the block, and nothing else, where the device's or the host's memory does not suffice."""
     try:
         yield
     except Exception as error:
@@ -392,9 +388,6 @@ def judge_trial_death(
     Args:
         elapsed_s: Seconds since it started, or since it had a host.
         trial_deadline_s: Seconds after which it ends itself if its workers cannot be ended.
-        error_text: Tune's message.
-        startup_error: Error of a worker that died before Ray knew it; empty if none did.
-        has_started: Whether any worker had started; true if that is not known.
     """
     said = _died_early(startup_error)
     if elapsed_s >= trial_deadline_s and not has_started:
@@ -429,7 +422,6 @@ def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
     """Returns the seconds to wait before the next attempt; None if there should be none.
 
     Args:
-        label: Label of the latest attempt; None if it was ok.
         failed: Reasons of the earlier attempts. Those that `--precompile` ended do not count.
     """
     attempts = 1 + sum(not reason.startswith(LOST_TO_PRECOMPILE) for reason in failed)
@@ -439,11 +431,7 @@ def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
 
 
 def exit_text(code: int) -> str:
-    """Describes how a process ended, such as `exit code 3` or `signal SIGKILL`.
-
-    Args:
-        code: `subprocess.Popen.returncode`: the exit code, or the negated number of the signal that ended the process.
-    """
+    """Describes how a process ended, such as `exit code 3` or `signal SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -114,10 +114,7 @@ def _short_secrets(environ: Mapping[str, str]) -> re.Pattern[str] | None:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """Yields the secret parts of a value. Each line of a private key counts; a path only says where a secret is kept.
-
-    So do the texts in a JSON object, as Docker keeps passwords, and what follows the scheme of an authorization header.
-    """
+    """Yields the secret parts of a value. Each line of a private key counts; a path only says where a secret is kept."""
     lines = value.splitlines()
     if len(lines) > 1 or not Path(value).is_absolute():
         found = (value, *map(str.strip, lines), _SCHEME.sub("", value), *_texts_of_json(value))

@@ -36,9 +36,7 @@ def with_batch_size(arguments: Sequence[str], option: str, size: int) -> tuple[s
     """Returns a script's arguments with this batch size.
 
     Args:
-        arguments: The script's arguments, which may have a batch size.
         option: The script's own option for it; one that ends with `=` takes it in the same word.
-        size: The batch size.
     """
     name = option.removesuffix("=")
     kept: list[str] = []
@@ -160,8 +158,6 @@ def parse_options(
     """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
 
     Args:
-        name: Name of the field.
-        value: The options as JSON or a person wrote them.
         parse: Parses the value of one option; `parse_torch_option` accepts lists, too.
 
     Raises:
@@ -200,8 +196,6 @@ def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Map
     """Groups values by field: those under dotted names, such as `parts.encoder.mode`, become a mapping under their field.
 
     Args:
-        values: Values by name.
-        fields: The names of all fields.
         dotted: First components of dotted names, and the field that takes the rest.
 
     Raises:

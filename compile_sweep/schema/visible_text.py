@@ -21,7 +21,6 @@ def visible(text: str, *, keep: str = "") -> str:
     r"""Returns the text with control, format and unassigned characters written as `\x1b` or `\u202e`, cut to `LONGEST`.
 
     Args:
-        text: What anybody may have written.
         keep: Characters that stay as they are, such as a line break.
     """
     if not text.isprintable():

@@ -38,12 +38,7 @@ _compile, _call = torch.compile, nn.Module.__call__
 
 
 def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None) -> dict[str, Any]:
-    """Returns the keyword arguments of `torch.compile` for these settings.
-
-    Args:
-        settings: Settings that are not eager.
-        dynamic: Replaces the settings' own strategy.
-    """
+    """Returns the keyword arguments of `torch.compile` for these settings."""
     strategy = dynamic or settings.dynamic
     options: dict[str, Any] = dict(settings.options or ())
     if settings.shape_padding is not None:
@@ -140,10 +135,6 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
 
     A graph's gradients become those of the parameters without a copy, and the next call of the graph overwrites them. Scripts
     that accumulate gradients, or zero them in place, need them longer.
-
-    Args:
-        settings: Nothing is done unless they use CUDA graphs.
-        targets: Modules that are compiled, or whose blocks are.
     """
     if not settings.claims_cudagraphs:
         return
@@ -169,11 +160,6 @@ _OUTSIDE_GRAPHS = "_is_outside_graphs"
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
     """Compiles the loss functions that the script calls outside its modules.
-
-    Args:
-        settings: Nothing is compiled unless they have `compile_loss`.
-        found: What was discovered in the script.
-        until: Restores the functions of `torch.nn.functional` when it closes.
 
     Returns:
         A sentence if there are no loss functions.

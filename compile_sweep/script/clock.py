@@ -121,11 +121,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def loaders_watched(clock: Callable[[], StepClock | None]) -> AbstractContextManager[None]:
-    """Counts the time in iterators of `DataLoader` as waiting, in the block.
-
-    Args:
-        clock: Returns the clock that counts, if one is running.
-    """
+    """Counts the time in iterators of `DataLoader` as waiting, in the block."""
 
     def wrapped(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def taken(iterator: Any) -> Any:

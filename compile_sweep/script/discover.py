@@ -248,11 +248,6 @@ class Watch:
     """Watches calls of modules, optimizers and backward passes, from `begin` until the first call after the discovery is over.
 
     Nothing is compiled meanwhile. Watching ends in a module's call, because torch does not allow removing a hook while hooks run.
-
-    Args:
-        on_step: Called after each step, with whether there is more to discover.
-        on_over: Called once, after the watching code is removed and before the called module runs.
-        on_functional: Called before torch.func takes a gradient.
     """
 
     def __init__(

@@ -79,9 +79,7 @@ def check_calls(
     """Checks the gradients of modules as they are called now; all workers of a group must call this together.
 
     Args:
-        calls: One recorded call of each module.
         run: Returns how the script's calls reach each module's compiled code.
-        rounding: Relative error of one operation in a module's precision.
     """
     found: dict[str, GradientCheck] = {}
     for target, recorded in calls.items():
@@ -183,12 +181,7 @@ class _Call:
 
 
 def inner_call(target: Target, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns how to reach a module's compiled code: like the script, but past a wrapper that only averages gradients.
-
-    Args:
-        target: The module.
-        run: What the script's call runs.
-    """
+    """Returns how to reach a module's compiled code: like the script, but past a wrapper that only averages gradients."""
     called = target.called
     if num_workers() > 1 or not isinstance(called, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return run

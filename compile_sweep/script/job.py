@@ -30,7 +30,6 @@ class ScriptError(CompileSweepError):
     """A script cannot be measured or trained as it is; the message says what to do.
 
     Args:
-        message: The message, a sentence.
         from_compiler: Whether the compiler raised the error that ended it.
     """
 
@@ -73,11 +72,6 @@ class ScriptJob:
 
         Args:
             path: Path of a Python file or, for what starts with `python -m`, a module's dotted name.
-            arguments: The script's own arguments.
-            folder: Working directory.
-            in_place: Whether it runs in that folder itself.
-            seed: Seed that is set before it begins.
-            batch_argument: The script's own option for its batch size.
 
         Raises:
             ScriptError: There is no such file or module, or it is not a Python file.
@@ -226,11 +220,6 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
 
 def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has_batch_argument: bool = False) -> None:
     """Refuses fields that only apply to scripts or, for a script, fields that cannot be applied to one.
-
-    Args:
-        candidate: fields as a person wrote them.
-        is_script: whether a script is to run under them.
-        has_batch_argument: whether its own option for its batch size is known.
 
     Raises:
         SettingsError: A field does not apply; the message names it and says why.

@@ -20,14 +20,7 @@ from types import ModuleType
 
 
 def run_as_main(path: str, arguments: Sequence[str], *, module: str | None = None, shown_as: str | None = None) -> None:
-    """Executes the file; any exception, including `SystemExit`, propagates.
-
-    Args:
-        path: Path of the file.
-        arguments: `sys.argv[1:]`.
-        module: Its dotted name, if it runs as a module of the working directory.
-        shown_as: `sys.argv[0]`; by default the path.
-    """
+    """Executes the file; any exception, including `SystemExit`, propagates."""
     with io.open_code(path) as file:
         text = file.read()
     code = compile(text, path, "exec", dont_inherit=True)

@@ -49,8 +49,6 @@ class Processes:
 
     Args:
         refuse: Called with the reason when the script starts what cannot be measured; does not return.
-        has_trained: Tells whether the script has trained in its own process.
-        report: File in which a process reports that it trains; None for nowhere.
     """
 
     def __init__(self, *, refuse: Callable[[str], None], has_trained: Callable[[], bool], report: Path | None = None) -> None:
@@ -120,12 +118,7 @@ class Processes:
 
 
 class Reporting:
-    """Runs what a process is to run, and reports its first backward pass or step; goes to the process with it.
-
-    Args:
-        process: The process, which has not been started.
-        report: File to write the sentence about it to.
-    """
+    """Runs what a process is to run, and reports its first backward pass or step; goes to the process with it."""
 
     def __init__(self, process: BaseProcess, report: Path) -> None:
         self._process, self._report = process, report

@@ -167,14 +167,7 @@ def _is_installed(file: str) -> bool:
 
 
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:
-    """Runs the script until the session is over; returns why it is not, unless the session reported that itself.
-
-    Args:
-        session: Session of this run.
-        script: Path of the script's file, in its working folder.
-        job: The script's arguments and seed.
-        base: Folder that its writes stay in.
-    """
+    """Runs the script until the session is over; returns why it is not, unless the session reported that itself."""
     seed_all(job.seed)
     with empty_standard_input() as read:
         try:

@@ -53,12 +53,7 @@ class Place:
 
 
 def prepare(job: ScriptJob, base: Path) -> Place:
-    """Creates the folder that the job runs in.
-
-    Args:
-        job: The job to run.
-        base: An empty folder that is removed with the trial.
-    """
+    """Creates the folder that the job runs in."""
     if job.in_place:
         return Place(script=job.path, folder=job.folder, environment={})
     folder, script = Path(job.folder), Path(job.path)
@@ -144,11 +139,7 @@ def _own(path: Path) -> None:
 
 @contextmanager
 def keeping_writes(base: Path) -> Iterator[None]:
-    """Keeps Python and torch, in the block, from writing through links that lead out of the folder.
-
-    Args:
-        base: The folder passed to `prepare`, in the process that runs the script.
-    """
+    """Keeps Python and torch, in the block, from writing through links that lead out of the folder."""
     root = os.path.realpath(base)
 
     def own_parents(path: str) -> None:

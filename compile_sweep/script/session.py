@@ -111,14 +111,7 @@ class Session:
     """One run of a script.
 
     Args:
-        settings: Settings to apply; not applied in a recorded eager run.
-        kind: Purpose of the run.
-        protocol: How long to measure.
         forward_seed: Seed of the forward's random numbers while steps are recorded.
-        report: File in which a process that the script starts reports that it trains.
-        on_phase: Called when a phase begins.
-        on_discovered: Called when it is known what the script trains.
-        on_first_pass: Called when the first pass is timed.
         on_over: Called when everything is found, or `error` says why it cannot be; writes the results.
     """
 

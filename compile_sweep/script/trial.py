@@ -61,10 +61,7 @@ class RunFailed(Exception):
 
     Args:
         error_type: Dotted name of the exception's class; None if the process ended without one.
-        text: Message of the exception.
-        from_compiler: Whether the compiler raised it.
         output: The last lines that the script printed, unless they are in a log or do not matter.
-        at: File and line of the exception.
     """
 
     def __init__(
@@ -199,11 +196,6 @@ class ScriptTrial:
     def judge_numbers(self, folder: Path, outcome: Mapping[str, Any], findings: list[str]) -> dict[str, Any]:
         """Compares a run with eager runs, which are made if they are missing; returns `numerics`, or nothing unless `is_first`.
 
-        Args:
-            folder: The run's folder.
-            outcome: The run's outcome.
-            findings: Findings to add to.
-
         Raises:
             RunFailed: An eager run produced no result.
             OutOfTime: The time for it was used up.
@@ -214,9 +206,6 @@ class ScriptTrial:
 
     def run_once(self, folder: Path) -> dict[str, Any]:
         """Measures the settings without judging their numbers; returns the run's outcome.
-
-        Args:
-            folder: An empty folder, in which the run's recording stays.
 
         Raises:
             RunFailed: The script produced no result.

@@ -33,14 +33,7 @@ USUAL_SHARE = 0.3
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """Timed steps.
-
-    Args:
-        protocol: How long to time.
-        device: The device that the script trains on; all workers of a group must call alike.
-        pass_steps: Number of steps in a pass.
-        keeps_interrupted: Whether steps that include an evaluation count.
-    """
+    """Timed steps."""
 
     protocol: Protocol
     device: torch.device

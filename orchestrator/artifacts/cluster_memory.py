@@ -56,12 +56,7 @@ class _Held:
 
 
 class CacheHolder:
-    """The actor. Ray calls it from several threads; everyone else uses `ClusterShelf`.
-
-    Args:
-        location: Folder or URI of the durable shelf.
-        memory_bytes: Maximum that the actor holds, in bytes.
-    """
+    """The actor. Ray calls it from several threads; everyone else uses `ClusterShelf`."""
 
     def __init__(self, location: str, memory_bytes: int) -> None:
         self._durable = DurableShelf(location)

@@ -63,7 +63,6 @@ def environment_facts(configuration: Mapping[str, str], environment: Environment
 
     Args:
         configuration: The relevant part of torch's configuration, from `compile_cache.facts.configuration()`.
-        environment: Fingerprint of this host; by default `fingerprint()`.
     """
     host = environment or fingerprint()
     facts = {

@@ -68,7 +68,6 @@ class DurableShelf:
     """A `Shelf` at a URI. Opens the file system at first use.
 
     Args:
-        location: Folder or URI.
         timeout_s: Limit for all contents of one call, in seconds.
     """
 
@@ -208,11 +207,7 @@ class DurableShelf:
             return filesystem.files(self._filesystem, self._path(folder))
 
     def _at_once(self, call: Callable[[str], Result], names: list[str], must_end: bool = True) -> dict[str, Future[Result]]:
-        """Calls `call` for each name, several at a time; returns the futures, which have all ended unless the time limit was hit.
-
-        Raises:
-            TimeoutError: Some calls did not end in time, and `must_end` is true.
-        """
+        """Calls `call` for each name, several at a time; returns the futures, which have all ended unless time ran out."""
         futures: dict[str, Future[Result]] = {name: Future() for name in names}
         left: SimpleQueue[str] = SimpleQueue()
         for name in futures:

@@ -63,9 +63,7 @@ class Sharing:
     """Restores and publishes artifacts for one worker and one assignment. Needs torch.
 
     Args:
-        assignment: Says whether to share artifacts and where.
         workload: Its process-wide settings are part of the facts; None for a script, which compiles in a process of its own.
-        rank: This worker's rank; only rank 0 publishes.
     """
 
     assignment: Assignment
@@ -275,10 +273,7 @@ class Sharing:
         )
 
     def _is_worth_naming(self, artifact: Artifact) -> bool:
-        """Tells whether the artifact belongs to this setting, rather than having been restored and not used.
-
-        Torch does not report who used a library or kernel, so these follow the graphs that they were restored with.
-        """
+        """Tells whether the artifact belongs to this setting, rather than having been restored and not used."""
         selection = self._restored.selection if self._restored else None
         if self._restored is None or selection is None:
             return True
@@ -304,11 +299,7 @@ def _identity(script: Mapping[str, Any]) -> str:
 
 
 def _within(limit_s: float, call: Callable[[], Result]) -> Result:
-    """Returns the call's result if it ends within the limit.
-
-    Raises:
-        TimeoutError: The call took longer and is abandoned, or the limit is not positive and the call was not started.
-    """
+    """Returns the call's result if it ends within the limit."""
     if limit_s <= 0:
         raise TimeoutError("there is no time for it")
     outcome: list[Result] = []

@@ -37,7 +37,6 @@ class SigningKey:
 
         Args:
             path: Path of the file; by default the user's, `~/.config/compile-sweep/cache.key`.
-            environ: Environment variables.
 
         Raises:
             CacheError: The key is not valid, others may read the file, or the file can be neither read nor created.

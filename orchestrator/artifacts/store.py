@@ -77,10 +77,6 @@ class ArtifactStore:
 
     Every method raises `CacheError`, in one sentence, if the store does not answer, and nothing else. Faults of single manifests
     or entries raise nothing; the result's `refused` has a sentence for each.
-
-    Args:
-        shelf: Where the bytes are.
-        key: Signs what is published; nothing else is trusted.
     """
 
     def __init__(self, shelf: Shelf, key: SigningKey) -> None:

@@ -58,7 +58,6 @@ def cpus_per_worker(config: SweepConfig, cores: int) -> float:
     """Returns how many CPUs a worker claims from Ray, so that no more trials start than there are cores for.
 
     Args:
-        config: The sweep's configuration.
         cores: Number of cores of this host. It says nothing about other hosts: there, GPUs or the hosts themselves limit how many
             trials run at once.
     """
@@ -90,11 +89,7 @@ def wait_for_host(
     A trial's deadline counts from its own start, so a trial must not have to wait while a host is started and set up.
 
     Args:
-        config: The sweep's configuration.
-        cores: Number of cores of this host.
         say: Called with what is being waited for, if it takes a while.
-        stopping: Set when a person asks to stop.
-        wait_s: How long to wait, in seconds.
 
     Raises:
         ConfigError: No host became available.
@@ -173,10 +168,7 @@ def best_host(
     """Returns the host for a trial; None if none has room.
 
     Args:
-        hosts: Total resources of each host.
         available: What Ray reports as free on each host. Trials that are still starting are not subtracted yet.
-        taken: Host and claimed resources of each trial that is running or starting.
-        claimed: Resources that all workers of the trial claim together.
     """
 
     def left(host: str) -> dict[str, float]:

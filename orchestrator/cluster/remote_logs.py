@@ -65,10 +65,6 @@ class LogActor:
         """Announces a worker's log, or announces it again in case this actor was restarted.
 
         Args:
-            trial_id: The worker's trial.
-            rank: The worker's rank.
-            host: Ray's ID of the worker's node.
-            path: Path of the log on that host.
             secrets: Secrets to keep out of the log; the worker may know some that the head does not.
             start: What the first call returned.
 
@@ -170,10 +166,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _sending(trial_id: str, rank: int, host: str, path: Path) -> Iterator[None]:
-    """Sends new parts of the log while the block lasts, and the rest when it ends.
-
-    A trial is worth more than its log: if nothing receives it, the trial goes on silently, at most `FETCH_TIMEOUT_S` later.
-    """
+    """Sends new parts of the log while the block lasts, and the rest when it ends."""
     ended = threading.Event()
     start: int | None = None
     sent = 0

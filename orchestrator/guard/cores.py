@@ -36,12 +36,7 @@ CpuLocation = tuple[int, int]
 
 
 def cpu_share(slot: int, num_shares: int) -> tuple[int, ...]:
-    """Returns the logical CPUs of one share of the CPUs this process may use.
-
-    Args:
-        slot: Index of the share, from 0.
-        num_shares: Number of shares the host is divided into.
-    """
+    """Returns the logical CPUs of share number `slot`, from 0, of the CPUs that this process may use."""
     allowed = os.sched_getaffinity(0)
     return split_cpus(allowed, num_shares, {cpu: _cpu_location(cpu) for cpu in allowed})[slot]
 
@@ -51,11 +46,6 @@ def split_cpus(cpus: Collection[int], num_shares: int, locations: Mapping[int, C
 
     CPUs are ordered by NUMA node, then by physical core. A physical core is split only if there are fewer cores than shares; if
     there are fewer logical CPUs than shares, some shares get the same CPU.
-
-    Args:
-        cpus: The logical CPUs to divide.
-        num_shares: Number of shares.
-        locations: Location of each CPU.
     """
     by_core: dict[CpuLocation, list[int]] = {}
     for cpu in sorted(cpus):
@@ -90,10 +80,8 @@ def hold_slot(
     and its `cpu_pressure` will show it.
 
     Args:
-        num_slots: Number of workers that may run on this host at once.
         preferred: The slot to wait for, such as the index of the worker's GPU; any slot if None or out of range.
         folder: Folder of the lock files; by default one that all sweeps of this user on this host share.
-        wait_s: How long to wait, in seconds.
     """
     if preferred is not None and not 0 <= preferred < num_slots:
         preferred = None

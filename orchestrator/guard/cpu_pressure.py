@@ -33,21 +33,12 @@ _ThreadTimes = dict[tuple[int, int], tuple[int, int]]
 
 
 def is_contended(neighbors: int, cpu_pressure: float | None) -> bool:
-    """Tells whether other trials inflated a trial's compile time.
-
-    Args:
-        neighbors: Number of other trials on the same host at any time during the warm-up.
-        cpu_pressure: Pressure during the warm-up. If None (unknown), any neighbor counts.
-    """
+    """Tells whether other trials inflated a compile time. If the pressure is None (unknown), any neighbor counts."""
     return neighbors > 0 and (cpu_pressure is None or cpu_pressure > CONTENDED_ABOVE)
 
 
 class PressureGauge:
-    """Samples this process and its descendants from a thread of its own, between `start` and `stop`.
-
-    Args:
-        cores: Number of cores the process is bound to.
-    """
+    """Samples this process and its descendants from a thread of its own, between `start` and `stop`."""
 
     def __init__(self, cores: int) -> None:
         self._cores = cores
@@ -102,8 +93,6 @@ def interval_pressure(ran_s: float, waited_s: float, span_s: float, cores: int) 
     Args:
         ran_s: Seconds that the threads ran, summed.
         waited_s: Seconds that they were runnable without a core, summed.
-        span_s: Length of the interval, in seconds.
-        cores: Number of cores the threads may run on.
     """
     if span_s <= 0:
         return 0.0

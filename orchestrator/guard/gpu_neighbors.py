@@ -47,12 +47,7 @@ class Nvml(Protocol):
 
 
 class GpuNeighborMonitor:
-    """Watches one GPU from a thread of its own, between `start` and `stop`.
-
-    Args:
-        uuid: NVML's UUID of the GPU; empty if there is no GPU to watch.
-        nvml: The NVML bindings.
-    """
+    """Watches one GPU from a thread of its own, between `start` and `stop`."""
 
     def __init__(self, uuid: str, nvml: Nvml = pynvml) -> None:
         self._nvml = nvml
@@ -68,9 +63,6 @@ class GpuNeighborMonitor:
 
     def wait_until_alone(self, seconds: float) -> bool:
         """Waits for other processes to leave the GPU, such as those of a trial that is shutting down.
-
-        Args:
-            seconds: How long to wait at most.
 
         Returns:
             Whether the GPU is free.

@@ -41,9 +41,6 @@ def free_middle(log: int) -> None:
     """Frees the disk blocks between the kept beginning and the kept end of a log; its size stays the same.
 
     On a file system without holes, the blocks stay until the trial has ended.
-
-    Args:
-        log: Descriptor of the log, open for writing.
     """
     with suppress(OSError):
         status = os.fstat(log)

@@ -74,12 +74,7 @@ class MachineState:
 
 
 def machine_state(output: Path, *, use_gpu: bool) -> MachineState:
-    """Looks at this host.
-
-    Args:
-        output: The sweep's folder, which need not exist.
-        use_gpu: Whether the sweep runs on GPUs; if not, NVML is not asked.
-    """
+    """Looks at this host."""
     there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
     folders = {str(path.stat().st_dev): path for path in (there, Path(tempfile.gettempdir()))}  # each disk once
     return MachineState(

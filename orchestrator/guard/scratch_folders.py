@@ -33,10 +33,6 @@ def scratch_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
     """Creates a private folder that exists while the block lasts.
 
     First removes folders of the same prefix that killed drivers left behind.
-
-    Args:
-        prefix: Start of the folder's name.
-        base: Parent folder; by default the one for temporary files.
     """
     base = base or Path(tempfile.gettempdir())
     remove_abandoned(prefix, base)
@@ -66,11 +62,7 @@ def check_temp_folder() -> None:
 
 
 def attempt_folder(marker: str) -> Path:
-    """Returns the folder, among the temporary files of the current host, in which the workers of an attempt keep compiled code.
-
-    Args:
-        marker: Identifies the attempt.
-    """
+    """Returns the folder, among this host's temporary files, in which the workers of an attempt keep compiled code."""
     return Path(tempfile.gettempdir()) / f"compile-sweep-{marker}"
 
 
@@ -90,13 +82,7 @@ def compile_cache_env(folder: Path) -> dict[str, str]:
 
 
 def remove_abandoned(prefix: str, base: Path, older_than_s: float | None = None) -> None:
-    """Removes folders that killed processes left behind; folders that are in use stay.
-
-    Args:
-        prefix: Start of the folders' names, or a whole name.
-        base: Parent folder.
-        older_than_s: Age in seconds that a folder must have; by default a minute.
-    """
+    """Removes folders that killed processes left behind; folders that are in use stay."""
     least_s = _ABANDONED_AFTER_S if older_than_s is None else older_than_s
     for folder in base.glob(f"{glob.escape(prefix)}*"):
         try:

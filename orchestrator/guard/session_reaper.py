@@ -63,8 +63,6 @@ def session_reaper(marker: str, ray_folder: Path, grace_s: float) -> Iterator[Se
     """Starts the reaper; after the block, this process kills what is left of the Ray session, and the reaper ends.
 
     Args:
-        marker: Value of `SESSION_MARKER` in the environment of Ray's processes.
-        ray_folder: The folder of Ray's session, which the reaper removes if the driver is killed.
         grace_s: Seconds after the block in which Ray's processes may end by themselves.
     """
     theirs, mine = os.pipe()

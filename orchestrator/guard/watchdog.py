@@ -57,12 +57,7 @@ def log_sizes(folder: Path) -> dict[str, int]:
 
 
 def read_crash_report(folder: Path, before: Mapping[str, int]) -> CrashReport:
-    """Reads what was added to a trial's logs; logs that cannot be read count as empty.
-
-    Args:
-        folder: The trial's log folder.
-        before: Result of `log_sizes` when the attempt began.
-    """
+    """Reads what was added to a trial's logs; logs that cannot be read count as empty."""
     text = "".join(_tail(path, before.get(path.name, 0)) for path in sorted(folder.glob("worker-*.log")))
     return parse_crash_report(text)
 
@@ -122,9 +117,6 @@ def clear_deadline() -> None:
 def start_reaper(scratch: Path) -> None:
     """Starts the process that cleans up after this one.
 
-    Args:
-        scratch: A folder to remove once this process is gone.
-
     Raises:
         RuntimeError: This process does not carry the marker.
     """
@@ -160,8 +152,6 @@ def find_marked(marker: str, variable: str = ATTEMPT_MARKER, sessions: Collectio
     """Returns the IDs of the processes on this host that carry the marker or are in one of the Unix sessions, without this one.
 
     Args:
-        marker: Value of the environment variable.
-        variable: Name of the environment variable.
         sessions: IDs of Unix sessions. They also identify processes that have overwritten their environment block with a title,
             as `setproctitle` does.
     """

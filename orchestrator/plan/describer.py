@@ -34,10 +34,6 @@ class Describer:
     """A process that answers the questions of `compile_sweep.describe`, each only once; the first question starts it.
 
     It also implements `InstalledTorch`, the names that the installed torch knows.
-
-    Args:
-        with_current_folder: Whether the process imports the user's code from the current folder.
-        deadline_s: Seconds that a question may take.
     """
 
     def __init__(self, *, with_current_folder: bool = False, deadline_s: float = DEADLINE_S) -> None:
@@ -130,14 +126,7 @@ class Describer:
         return line
 
     def facts(self, workload: str, size: str | None, seed: int, *, has_gpu: bool) -> WorkloadFacts:
-        """Returns facts about a workload; raises the errors of `ask`.
-
-        Args:
-            workload: Name of the workload.
-            size: One of its sizes; None for its first with a GPU and its last without.
-            seed: Seed for weights and data.
-            has_gpu: Whether trials have a GPU.
-        """
+        """Returns facts about a workload, by default of its first size with a GPU and its last without; raises as `ask`."""
         return WorkloadFacts.from_dict(self.ask("facts", workload=workload, size=size, seed=seed, has_gpu=has_gpu))
 
     def inductor_options(self) -> Mapping[str, str]:

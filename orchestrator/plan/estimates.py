@@ -54,9 +54,6 @@ def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[T
     """Estimates a trial's seconds: the median of similar trials in this folder if there are any, otherwise a prior.
 
     Args:
-        settings: Settings to measure.
-        facts: Facts about the workload.
-        done: Records of the same sweep.
         cold: Whether the trial starts with empty caches, so that what similar trials restored has to be compiled.
     """
     graphs = settings.num_graphs(facts.max_length, facts.min_length)

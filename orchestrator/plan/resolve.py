@@ -159,11 +159,7 @@ def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, 
 
 
 def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None) -> float | None:
-    """Returns the seconds that the sweep may take.
-
-    Raises:
-        ConfigError: An effort is given together with an option that contradicts it.
-    """
+    """Returns the seconds that the sweep may take."""
     effort, search = config.effort, config.search
     ends = {
         "--time-budget-s": config.time_budget_s,
@@ -200,11 +196,7 @@ def _compile_deadline_s(config: SweepConfig, budget_s: float | None) -> float:
 
 
 def _learned_from(folder: str) -> str:
-    """Returns the absolute folder of another sweep.
-
-    Raises:
-        ConfigError: The location is a URI.
-    """
+    """Returns the absolute folder of another sweep."""
     if "://" in folder:
         raise ConfigError(f"--learn-from {redact_uri(folder)} is an address; name the folder of a sweep on this host")
     return str(expanded("--learn-from", folder).absolute())

@@ -46,12 +46,6 @@ def job_of(
     """Returns what trials run instead of a workload; None for a sweep of a workload.
 
     Args:
-        script: Value of `--script`.
-        arguments: The words after `--`.
-        in_place: Whether the script runs in its own folder.
-        compile_loss: Whether its loss functions are compiled, too.
-        batch_argument: The script's own option for its batch size.
-        seed: Seed that is set before it begins.
         stored: Job of the sweep that is resumed, if any.
         not_for_scripts: Values of options that do not apply to scripts, by option.
 

@@ -52,9 +52,6 @@ class Target(WorkloadFacts):
         """Returns what settings must fit to run this workload.
 
         Args:
-            facts: Facts about the workload.
-            has_gpu: Whether trials have a GPU.
-            num_workers: Number of workers per trial.
             asked: `foreach_map_refusal` and `torch`, if they differ from the defaults.
         """
         known = {field.name: getattr(facts, field.name) for field in fields(WorkloadFacts)}

@@ -27,11 +27,7 @@ def death_of(
     """Describes the end of an attempt that returned no measurement.
 
     Args:
-        plan: The trial's plan.
-        error: What the worker group's trainer raised.
-        progress: The attempt's progress as the progress actor knows it; None if it knows nothing.
         elapsed_s: Seconds since the attempt began or got its hosts.
-        evidence: What the attempt's logs say.
     """
     cause = cause_of(error)
     # An error other than Train's own was raised in this process: the controller is gone, or the group could not be set up.
@@ -59,10 +55,6 @@ def startup_error(progress: Progress | None, elapsed_s: float) -> str:
     """Returns the error of a worker that died before its first line, for example of an import; Ray restarts it endlessly.
 
     Before a worker has a log of its own, its output goes to the log of Ray's agent on its host, `raylet.err`.
-
-    Args:
-        progress: The attempt's progress as the progress actor knows it.
-        elapsed_s: Seconds since the attempt began.
 
     Returns:
         The error of the last traceback since then on this host; empty if there is none, or if a worker has started.

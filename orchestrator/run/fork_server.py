@@ -106,7 +106,6 @@ class ForkServer:
     """A handle on a fork server, which ends together with the process that started it.
 
     Args:
-        setup: What the server imports.
         environment: The server's environment, including everything that torch reads on import.
     """
 
@@ -231,11 +230,7 @@ class ForkServer:
 
 
 class ServerInside(ForkServer):
-    """A fork server that is forked from this process, whose imports it has, before this process starts threads or CUDA.
-
-    Args:
-        cpus: The logical CPUs that this process is bound to.
-    """
+    """A fork server that is forked from this process, whose imports it has, before this process starts threads or CUDA."""
 
     def __init__(self, cpus: tuple[int, ...]) -> None:
         self._cpus = cpus
@@ -307,15 +302,7 @@ class ForkedScriptRun:
 
 
 def script_order(assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None, *, marker: str) -> Order:
-    """Returns the order for a run of a script.
-
-    Args:
-        assignment: File of the run's assignment.
-        folder: The run's working directory.
-        environment: Its variables.
-        log: File that it prints to; None for the server's log.
-        marker: Identifies its processes.
-    """
+    """Returns the order for a run of a script."""
     return Order(
         assignment={},
         marker=marker,
@@ -328,13 +315,7 @@ def script_order(assignment: Path, folder: str, environment: Mapping[str, str], 
 
 
 def forks_of_scripts(log: Path, marker: str, cpus: tuple[int, ...]) -> StartRun:
-    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now.
-
-    Args:
-        log: What runs print to unless they have files of their own.
-        marker: Identifies the attempt's processes.
-        cpus: The logical CPUs that this process is bound to.
-    """
+    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now."""
     server = ServerInside(cpus)
 
     def start(run: Path, folder: str, environment: Mapping[str, str], own_log: Path | None) -> ForkedScriptRun:

@@ -49,12 +49,7 @@ class Servers:
         self._wanted: tuple[Setup, Mapping[str, str]] | None = None
 
     def server_for(self, plan: TrialPlan, environment: Mapping[str, str]) -> ForkServer:
-        """Returns a server that can run a trial.
-
-        Args:
-            plan: The trial's plan.
-            environment: Variables that torch reads when it is imported, besides those of this process.
-        """
+        """Returns a server that can run a trial."""
         setup = Setup(
             workload=plan.workload if self._imports_workload and plan.script is None else None,
             python_path=plan.python_path,
@@ -91,8 +86,6 @@ class ForkedScriptRuns:
 
     Args:
         job: The script. What it begins with is imported once, before the first run.
-        environment: Variables that torch and these packages read when they are imported, besides those of this process.
-        use_gpu: Whether the script trains on a GPU.
     """
 
     def __init__(self, job: ScriptJob, environment: Mapping[str, str], *, use_gpu: bool) -> None:
@@ -170,17 +163,7 @@ def forked_attempt(
     environment: Mapping[str, str] | None = None,
     has_own_work_folder: bool = False,
 ) -> Iterator[ForkedAttempt]:
-    """Makes the server fork a process for an attempt; ends it and the compilers it started when the block ends.
-
-    Args:
-        server: A server that runs no other attempt.
-        assignment: What to measure.
-        marker: Identifies the attempt's processes.
-        rank: Rank of the worker in its trial.
-        gpu: Index of its GPU among those that the server sees; None for the first, or for none.
-        environment: Variables for this attempt, in addition to those of every attempt.
-        has_own_work_folder: Whether its current folder is a new, empty one, instead of the server's.
-    """
+    """Makes the server, which runs no other attempt, fork a process for this one; ends it and its compilers with the block."""
     with scratch_folder("compile-sweep-trial-") as folder:
         (folder / PROGRESS).touch()
         with (folder / PROGRESS).open(encoding="utf-8") as reports:

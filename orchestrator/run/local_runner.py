@@ -83,14 +83,7 @@ class LocalRunner:
 
 
 def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, watch: Watch = lambda progress: None) -> Attempt:
-    """Makes one attempt in a process of its own, which ends when this process does.
-
-    Args:
-        assignment: What to measure. The log goes to the folder that its plan names.
-        tracker: Receives the attempt's progress. The trial must have begun there.
-        servers: Forks the process.
-        watch: Called several times a second while the process runs.
-    """
+    """Makes one attempt in a process of its own, which ends when this process does."""
     marker = new_marker(assignment)
     began = time.monotonic()
     gives_up_at = began + assignment.plan.trial_deadline_s + GRACE_S
@@ -135,8 +128,6 @@ def attempt_alone(
     """Makes one attempt outside any sweep.
 
     Args:
-        assignment: What to measure. Its plan names a folder for the log.
-        on_phase: Called with the seconds since the attempt began and the phase it entered.
         servers: Forks the process, and stays for further attempts; by default the attempt has a fork server of its own.
     """
     tracker, last_phase = ProgressTracker(), str(Phase.STARTING)

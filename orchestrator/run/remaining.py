@@ -67,9 +67,6 @@ def not_started(
     """Returns the members of the front that have artifacts to start from, but no warm start yet.
 
     Args:
-        config: The sweep's configuration.
-        front: Settings keys.
-        done: The sweep's trials.
         starts: The sweep's warm starts. One that failed by itself counts, because it would fail again.
     """
     if not config.warm_starts or config.cache is None:
@@ -107,7 +104,6 @@ def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side
 
     Args:
         front: Settings keys of the front, computed as if noisy trials were valid and trials that shared their GPU were eligible.
-        done: The sweep's records, in order.
         side_by_side: Whether trials ran next to others. A trial that was noisy alone is not repeated.
     """
     records = standing(done)

@@ -70,7 +70,6 @@ class Runner(Protocol):
 
         Args:
             say: Called with what is being waited for, if that takes a while.
-            interrupts: Handled while the block lasts.
 
         Raises:
             SessionError: Trials cannot run.
@@ -115,10 +114,7 @@ class Proposals:
     learns that a trial ended, and a resumed sweep replays the existing ones.
 
     Args:
-        proposer: A proposer that has not proposed yet.
-        may_start: Asked for each proposal; a setting that may not start is skipped.
         new_records: Returns records appended since the last call; may be omitted for a proposer that does not learn.
-        enough: Asked before each proposal whether the search has ended.
     """
 
     def __init__(
@@ -157,12 +153,7 @@ LOOK_EVERY_S = 0.5
 
 
 class EarlyStopping:
-    """Decides which running trials to stop because continuing is not worth it.
-
-    Args:
-        folder: The sweep's folder; `pruning` sees each of its records once.
-        pruning: Makes the decision for one trial.
-    """
+    """Decides which running trials to stop because continuing is not worth it."""
 
     def __init__(self, folder: Path, pruning: Pruning) -> None:
         self._fresh = records.follow(folder).fresh
@@ -200,12 +191,7 @@ def _sighting(progress: Progress) -> Sighting:
 
 
 def unwritten_error(output: Path, why: str) -> str:
-    """Explains that a sweep ended because there is no room for records.
-
-    Args:
-        output: The sweep's folder.
-        why: As `trial.append_record` says.
-    """
+    """Explains that a sweep ended because there is no room for records."""
     what = f"a record could not be written to {output} ({why})"
     if why == sweep_folder.ROOM_USED:
         what = f"the disk with {output} is full and {why}"

@@ -99,11 +99,7 @@ def _kept_environment(*names: str) -> Iterator[None]:
 
 
 def _connect(own: ExitStack) -> None:
-    """Connects to the cluster, or starts Ray with a folder that `own` removes.
-
-    Raises:
-        SessionError: Ray does not start, or does not answer.
-    """
+    """Connects to the cluster, or starts Ray with a folder that `own` removes."""
     import ray
     from ray._private import ray_constants
 
@@ -168,11 +164,7 @@ def _apart() -> Iterator[None]:
 
 
 def _refuse_elsewhere(address: str) -> None:
-    """Raises an error if this host is not the cluster's head, where trials write to the sweep's folder.
-
-    Raises:
-        SessionError: This is another host.
-    """
+    """Raises an error if this host is not the cluster's head, where trials write to the sweep's folder."""
     import ray
 
     from orchestrator.cluster.head_actors import HEAD_RESOURCE  # imports Ray

@@ -92,11 +92,7 @@ class Stages:
         self._before = len(self._done())
 
     def stages(self, *, interrupted: bool = False) -> list[Stage]:
-        """Returns all stages, in order; a stage that the configuration disables has no settings.
-
-        Args:
-            interrupted: Whether a person stopped the sweep, which then explains why settings did not run.
-        """
+        """Returns all stages, in order; a stage that the configuration disables has no settings."""
         caches, num_settings = self.config.caches, len(self.config.settings)
         ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
         if self._script_cannot_run:

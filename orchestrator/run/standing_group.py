@@ -53,10 +53,6 @@ class Mailbox:
     """Carries attempts from a trial's process to the workers of its group, and outcomes back, as files.
 
     Files appear atomically. The first failure stands, because failures that other workers report later follow from it.
-
-    Args:
-        folder: Where the files are. It must be private to this user.
-        num_workers: Number of workers in the group.
     """
 
     def __init__(self, folder: Path, num_workers: int) -> None:
@@ -66,7 +62,6 @@ class Mailbox:
         """Posts an order for every worker.
 
         Args:
-            number: Number of the order, from 0.
             order: The assignment and the attempt's marker; None to end the group.
         """
         self._write(f"{number}.order", order)
@@ -115,8 +110,6 @@ class StandingGroup:
     """A group, seen from the trial's process. It ends with this process, or when it is closed.
 
     Args:
-        plan: Plan of the group's trials.
-        make_trainer: `worker_group.make_trainer`.
         storage: A folder for Ray Train's state, which can be deleted afterwards.
     """
 
@@ -192,11 +185,7 @@ class _Apart(Backend):
 
 
 def serve_attempts(values: Mapping[str, Any]) -> None:
-    """Serves attempts in a worker until the group is closed. Ray Train's `train_loop_per_worker`.
-
-    Args:
-        values: `mailbox`, the group's mailbox.
-    """
+    """Serves attempts in a worker until the group is closed. Ray Train's `train_loop_per_worker`."""
     mailbox: Mailbox = values["mailbox"]
     rank = ray.train.get_context().get_world_rank()
     servers: Servers | None = None

@@ -223,11 +223,7 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
 
 
 def _keep_room(folder: Path) -> None:
-    """Takes up the room that records need, unless that has been done.
-
-    Raises:
-        OSError: There is not that much room.
-    """
+    """Takes up the room that records need, unless that has been done."""
     path = folder / ROOM_FILE
     if path.is_file() and path.stat().st_size == ROOM_BYTES:
         return

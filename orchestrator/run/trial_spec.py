@@ -79,13 +79,7 @@ class TrialPlan:
 
     @classmethod
     def of(cls, config: SweepConfig, folder: Path, **own: Any) -> TrialPlan:
-        """Returns the plan of a sweep's trials.
-
-        Args:
-            config: The sweep's configuration.
-            folder: The sweep's folder.
-            own: Fields that the runner and the stage decide.
-        """
+        """Returns the plan of a sweep's trials."""
         return cls(
             folder=str(folder.resolve()),
             workload=config.workload,
@@ -164,10 +158,6 @@ class Assignment:
         """Returns the record of an attempt at this assignment.
 
         Args:
-            verdict: Judgment on the attempt.
-            phase: Last phase that the attempt reached, if any.
-            started_at: Start time in ISO 8601.
-            wall_s: Duration in seconds.
             figures: Measured figures, if any; those that the record has no field for are dropped. If they cannot be true, the
                 record has none of them and says why.
         """

@@ -231,13 +231,7 @@ def run_trials(
     """Runs a batch; returns when no trial remains or none may start. Needs an initialized Ray and a progress actor.
 
     Args:
-        config: The sweep's configuration.
-        batch: What to run.
-        environment: The head's environment.
-        output: The sweep's folder, to which trials append their records.
         scratch: A folder for Tune's own state, which can be deleted afterwards.
-        new_trial_id: Returns an ID that no other trial in the folder has.
-        tracking: Trackers that trials are logged to.
 
     Raises:
         SweepFolderError: A record could not be written.

@@ -121,11 +121,6 @@ class Parent(Protocol):
 def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, Any]:
     """Measures one assignment, or starts it warm.
 
-    Args:
-        assignment: What to measure.
-        parent: The process that started this one; the environment contains the attempt's marker.
-        said: What was printed for this process before it had a log.
-
     Returns:
         Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
 
@@ -181,7 +176,6 @@ def import_workload(name: str, python_path: str) -> type[Workload]:
     """Imports a workload's module.
 
     Args:
-        name: Name of the workload.
         python_path: Folders to put first, so that the user's own imports win; `own_packages` finds ours all the same.
 
     Raises:
@@ -348,11 +342,7 @@ def _measure_script(
     on_phase: Callable[[Phase], None],
     on_early: Callable[[dict[str, float]], None],
 ) -> dict[str, Any]:
-    """Measures the plan's script under the assignment's settings; returns figures of a record.
-
-    Raises:
-        ScriptError: The script produced no figures; the message says what to do.
-    """
+    """Measures the plan's script under the assignment's settings; returns figures of a record."""
     from compile_sweep.harness.distributed import agreed, by_rank
 
     plan = assignment.plan
@@ -533,13 +523,7 @@ class ForkedParent:
 
 
 def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
-    """Runs an order in the process that was forked for it, and writes the result or the error to the order's folder.
-
-    Args:
-        order: What to run.
-        cpus: The logical CPUs that this process is bound to.
-        said: What was printed while the fork server imported modules; it belongs in the trial's log.
-    """
+    """Runs an order in the process that was forked for it, and writes the result or the error to the order's folder."""
     assignment = Assignment.from_dict(order.assignment)
     parent = ForkedParent(order, assignment, cpus)
     _renew_process_state()
@@ -555,12 +539,7 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
 
 
 def run_script_forked(order: Order, assignment: str) -> NoReturn:
-    """Runs a person's script once in the process that was forked for it, like a fresh `compile_sweep.script.run_one`.
-
-    Args:
-        order: Where the run prints to.
-        assignment: File of the run's assignment.
-    """
+    """Runs a person's script once in the process that was forked for it, like a fresh `compile_sweep.script.run_one`."""
     import torch
 
     from compile_sweep.script.run_one import main

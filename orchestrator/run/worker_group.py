@@ -57,11 +57,7 @@ _PROGRESS_TIMEOUT_S = 60.0
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Tries one setting, appends its record, and returns what Tune needs to know of it. The Tune trainable.
-
-    Args:
-        config: `Assignment.to_dict()`.
-    """
+    """Tries one setting, appends its record, and returns what Tune needs to know of it. The Tune trainable."""
     status, unwritten = trial.run_trial(Assignment.from_dict(config), _attempt, _ask)
     return {"status": status, "done": True, **({UNWRITTEN: unwritten} if unwritten else {})}
 
@@ -244,9 +240,6 @@ def _has_host(assignment: Assignment, ended: threading.Event) -> bool:
 
 def train_loop(values: dict[str, Any]) -> dict[str, Any]:
     """Runs the trial in each worker. Ray Train's `train_loop_per_worker`.
-
-    Args:
-        values: `assignment`, as `Assignment.to_dict` makes it.
 
     Raises:
         MeasurementFailed: Any failure; the traceback is in the trial's log.

@@ -27,9 +27,6 @@ _ORDER = ("scope", "dynamic", "mode", "padding", "group_window", "optimizer", "a
 class Candidates:
     """Settings to choose from, without duplicates, and their fields as numbers.
 
-    Args:
-        settings: Settings in the order in which a grid would try them.
-
     Raises:
         ConfigError: There are no settings.
     """

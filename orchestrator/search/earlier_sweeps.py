@@ -66,9 +66,6 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
     """Reads earlier sweeps.
 
     Args:
-        folders: Folders of the earlier sweeps.
-        origin: Origin of the new sweep.
-        aims: Decides which settings of the other sweeps are best.
         force: Begins with the best settings of another origin, instead of refusing it.
 
     Raises:

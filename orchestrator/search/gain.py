@@ -51,10 +51,7 @@ def designed(
     most values not seen yet per second of its trial; ties are broken at random.
 
     Args:
-        candidates: All candidates.
-        guessed_s: Estimated seconds of each.
         known_good: Settings from elsewhere; eager ones, and those that are not candidates, are left out.
-        seed: Seed for breaking ties.
     """
     chance = random.Random(seed)
     settings = candidates.settings

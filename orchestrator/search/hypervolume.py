@@ -26,7 +26,6 @@ class Cells:
 
     Args:
         front: Points that do not dominate each other, lower is better; those not better than the reference are ignored.
-        reference: The point that volumes are measured from.
     """
 
     def __init__(self, front: Sequence[Losses], reference: Losses) -> None:

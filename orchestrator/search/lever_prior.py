@@ -97,12 +97,7 @@ class Expectation(NamedTuple):
 
 
 class Prior:
-    """What levers gained on some workloads.
-
-    Args:
-        gains: An entry for each lever, workload and size.
-        device: Device type that settings will run on, cuda or cpu; None if it is not known.
-    """
+    """What levers gained on some workloads."""
 
     def __init__(self, gains: Iterable[LeverGain] = (), device: str | None = None) -> None:
         self._device = device

@@ -124,13 +124,7 @@ class LeverModel:
         return np.asarray(_LEVEL**2 + of_tokens + mine @ theirs.T + _INTERPLAY**2 * likeness, dtype=np.float64)
 
     def predict(self, known: Indices, speeds: Floats, asked: Indices) -> tuple[Floats, Floats]:
-        """Returns the mean of each asked setting's log speed, and the covariance of them all.
-
-        Args:
-            known: Settings that were measured.
-            speeds: Logarithms of their speeds.
-            asked: Settings to predict.
-        """
+        """Returns the mean of each asked setting's log speed, and the covariance of them all."""
         cross = self.covariance(known, asked)
         inner = self.covariance(known, known) + _NOISE**2 * np.eye(len(known))
         weights = np.linalg.solve(inner, cross)
@@ -146,11 +140,7 @@ class LeverModel:
         return np.asarray(np.sqrt(variances), dtype=np.float64)
 
     def works(self, results: Sequence[tuple[int, bool]]) -> Floats:
-        """Returns the probability that each candidate works, which is that of its most doubtful lever.
-
-        Args:
-            results: Candidates that were tried, and whether they were usable.
-        """
+        """Returns the probability that each candidate works, which is that of its most doubtful lever."""
         worked = np.zeros(len(self.known))
         for place, is_usable in results:
             worked += self._pulls[place] * is_usable
@@ -173,10 +163,7 @@ class LeverSearch:
     """Proposes the baseline, then what the prior expects to gain most per second, then the best so far with one more lever.
 
     Args:
-        candidates: What may be proposed.
         aims: The first objective decides; all constraints must be met.
-        facts: Facts about the workload.
-        prior: What levers gained elsewhere.
         tokens: Mean number of tokens that batches are padded to under a setting; None if every batch has one shape.
         fits: Tells whether a trial of a setting would end within the budget.
     """

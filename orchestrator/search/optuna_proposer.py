@@ -54,10 +54,6 @@ class Asking:
     """Proposes what an Optuna sampler suggests.
 
     Args:
-        candidates: What may be proposed.
-        aims: The objectives and constraints.
-        sampler: Makes the sampler from a seed.
-        seed: Seed of the sampler.
         conditional: Defines the space by run; otherwise all fields are sampled at once, for samplers without conditions, and the
             candidate nearest to the suggestion is used.
     """

@@ -20,12 +20,7 @@ from orchestrator.search.lever_search import LeverSearch
 
 
 class InOrder:
-    """Proposes candidates one after the other.
-
-    Args:
-        candidates: What may be proposed.
-        seed: Seed for shuffling; None keeps their order, which is a grid's.
-    """
+    """Proposes candidates one after the other: in their order, which is a grid's, or shuffled by a seed."""
 
     def __init__(self, candidates: Candidates, *, seed: int | None = None) -> None:
         self._untried = Untried(candidates)
@@ -100,11 +95,6 @@ def make_proposer(
     """Returns a new proposer of this name.
 
     Args:
-        name: Name of the searcher.
-        candidates: What it may propose.
-        aims: The objectives and constraints.
-        facts: Facts about the workload.
-        seed: Seed of everything random.
         known_good: Settings from elsewhere to begin with; used only by `gain`.
         prior: What levers gained elsewhere; used only by `levers`.
         tokens: Mean number of tokens that batches are padded to under a setting; used only by `levers`.

@@ -177,12 +177,7 @@ class Pruning:
         return len(setting.shape_policy(self._facts.max_length, self._facts.min_length).lengths())
 
     def _while_compiling(self, sighting: Sighting, compiling_s: float) -> Stop | None:
-        """Decides about a trial that is warming up.
-
-        Args:
-            sighting: The trial's progress.
-            compiling_s: Seconds of the warm-up so far that cannot have been steps.
-        """
+        """Decides about a trial that is warming up."""
         bounds = {"compile_s": max(0.0, compiling_s), "warmup_s": sighting.in_phase_s, "wall_s": sighting.elapsed_s}
         when = f"after {sighting.in_phase_s:.0f} s of compiling"
         if stop := self._breaking(bounds, when):

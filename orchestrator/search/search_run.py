@@ -71,16 +71,7 @@ def learned_for(config: SweepConfig, environment: Environment) -> Learned:
 
 
 class Search:
-    """One run of a sweep's search.
-
-    Args:
-        config: The sweep's configuration, with a searcher.
-        folder: The sweep's folder, whose records the proposer sees, earlier ones first.
-        facts: Facts about the workload.
-        learned: What earlier sweeps teach.
-        expected_s: Estimates the seconds of a trial.
-        stopping: Tells whether a person has asked the sweep to finish.
-    """
+    """One run of a sweep's search."""
 
     def __init__(
         self,

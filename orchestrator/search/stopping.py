@@ -49,13 +49,7 @@ class Budget:
 
 
 class Spending:
-    """Tracks what finished trials took, and how long the front has not moved.
-
-    Args:
-        aims: Decides which settings are on the front.
-        rule: When to stop for lack of news; None for never.
-        budget: When to stop for lack of time.
-    """
+    """Tracks what finished trials took, and how long the front has not moved."""
 
     def __init__(self, aims: Aims, *, rule: StableFront | None = None, budget: Budget | None = None) -> None:
         self._aims = aims

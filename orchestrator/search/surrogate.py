@@ -57,13 +57,7 @@ class Scale:
 
 
 def likeness(one: Codes, other: Codes, fields: Sequence[Floats]) -> Floats:
-    """Returns the prior correlation of each setting with each other one, 1 for the same.
-
-    Args:
-        one: Codes of some settings.
-        other: Codes of others.
-        fields: The likeness of each field's values, as `Candidates.likeness` holds them.
-    """
+    """Returns the prior correlation of each setting with each other one, 1 for the same."""
     shared = np.zeros((len(one), len(other)))
     for mine, theirs, alike in zip(one.T, other.T, fields, strict=True):
         shared += alike[np.ix_(mine, theirs)]
@@ -77,7 +71,6 @@ class Posterior:
     """Predictions for some settings, given others.
 
     Args:
-        known: Correlations between the settings that were tried.
         cross: Correlations of those with the settings to predict, of shape (tried, to predict).
         is_seen: Which of the tried ones have results; the others are running, and only make similar ones less worth trying.
     """
@@ -89,11 +82,7 @@ class Posterior:
         """Standard deviation of each prediction, in modeled numbers."""
 
     def mean(self, modelled: Floats) -> Floats:
-        """Returns the expected value, in modeled numbers, of each setting to predict.
-
-        Args:
-            modelled: Values of each setting with results.
-        """
+        """Returns the expected value, in modeled numbers, of each setting to predict."""
         return modelled @ self._weights
 
 

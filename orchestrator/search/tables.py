@@ -97,7 +97,6 @@ def write_table(sweep: Path, folder: Path) -> Table:
     """Makes a table from a sweep's folder.
 
     Args:
-        sweep: The sweep's folder.
         folder: The table's folder; created if necessary, and an existing table there is replaced.
 
     Raises:

@@ -59,11 +59,6 @@ def opened(uri: str) -> tuple[FileSystem, str]:
 def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = False) -> None:
     """Raises an error if a local path is not a folder and cannot become one; other file systems always pass.
 
-    Args:
-        filesystem: The file system of `root`.
-        root: The folder.
-        to_write: Whether it must be writable, too.
-
     Raises:
         OSError: The path, or the nearest existing folder above it, is a file, is not accessible, or is not writable.
     """
@@ -83,10 +78,7 @@ def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) ->
     """Writes a file atomically: readers see the old file or the whole new one.
 
     Args:
-        filesystem: The file system to write to.
         root: The folder that `name` is relative to; unfinished files lie in its subfolder `parts`.
-        name: Path of the file below `root`.
-        content: All of the file's bytes.
     """
     path = f"{root}/{name}"
     if filesystem.type_name in OBJECT_STORES:

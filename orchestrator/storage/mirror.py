@@ -69,11 +69,6 @@ def below(base: str, name: str) -> str:
 def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
     """Returns where a sweep's results are kept; None for nowhere.
 
-    Args:
-        asked: A location, `auto`, `none`, or None.
-        output: The sweep's folder.
-        environ: Environment variables, where the cluster may set its default.
-
     Raises:
         StorageError: Results cannot be kept there, or the URI's password was left out when the configuration was stored.
     """
@@ -91,11 +86,7 @@ def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.envi
 
 
 def _apart(location: str, output: Path) -> str:
-    """Returns the location, which must not lie in the sweep's own folder, however either is spelled.
-
-    Raises:
-        StorageError: The location lies in the sweep's folder.
-    """
+    """Returns the location, which must not lie in the sweep's own folder, however either is spelled."""
     place = _place(location)
     if place is not None and place.is_relative_to(os.path.realpath(output)):
         raise StorageError(f"{location} lies in the sweep's own folder, whose copy it would be; name another --storage")
@@ -111,12 +102,7 @@ def _place(location: str) -> Path | None:
 
 
 class Storage:
-    """The copy of one sweep's folder.
-
-    Args:
-        location: A folder or URI that holds only this sweep.
-        folder: The sweep's folder.
-    """
+    """The copy of one sweep's folder."""
 
     def __init__(self, location: str, folder: Path) -> None:
         self.uri, self._folder = normalized(location), folder  # the URI may contain credentials

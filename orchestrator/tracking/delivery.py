@@ -44,7 +44,6 @@ class Tracking:
     """The trackers that a sweep logs to; does nothing without destinations.
 
     Args:
-        destinations: Where to log, such as `mlflow:http://host:5000`.
         output: The sweep's folder, which need not exist yet. Records that it already holds are not logged again.
 
     Raises:

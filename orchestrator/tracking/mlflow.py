@@ -41,7 +41,6 @@ class MlflowRuns:
 
     Args:
         where: A tracking URI, or an absolute folder for an SQLite store with its artifacts beside it.
-        output: The sweep's folder.
 
     Raises:
         ModuleNotFoundError: mlflow is not installed.

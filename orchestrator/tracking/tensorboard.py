@@ -17,7 +17,6 @@ class EventFiles:
 
     Args:
         where: An absolute folder; it and the sweep's subfolder are created with the first trial.
-        output: The sweep's folder, whose name the subfolder gets.
 
     Raises:
         ModuleNotFoundError: tensorboardX is not installed.

@@ -17,7 +17,6 @@ class WandbRuns:
 
     Args:
         where: PROJECT or ENTITY/PROJECT.
-        output: The sweep's folder.
 
     Raises:
         ModuleNotFoundError: wandb is not installed.

@@ -63,13 +63,7 @@ class LiveView:
 
     Args:
         console: Where to print; a live view if it is a terminal, otherwise one line per event.
-        folder: The sweep's folder.
-        title: The first line.
         planned: Number of trials in the sweep so far, including those of earlier runs; None if it is not known, as in a search.
-        expected_s: Estimated seconds of each setting, by its key.
-        front_of: Finds the current front.
-        baseline_of: Finds what is run today.
-        stopping: Whether the sweep was asked to finish.
         running: Returns the progress of each running trial; may fail.
     """
 

@@ -121,12 +121,8 @@ def show_ending(
     """Prints what to do, the settings worth naming, how many trials ended how, and further remarks.
 
     Args:
-        console: Where to print.
-        sentences: What to do and why.
         settings: For each setting worth naming: the reason, its label, what it saves, its compile time and its memory. They are a
             table if that fits the terminal, and otherwise two lines each, so that no name is cut.
-        counts: Number of settings by status.
-        remarks: What to know before trusting the figures.
     """
     first, *others = sentences
     console.print()

@@ -24,10 +24,6 @@ def served_report(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
     The server ends when its stdin closes, so also when this process is killed. It has a session of its own: Ctrl-C, which lets
     the trial in flight finish, does not end it.
-
-    Args:
-        folder: The sweep's folder, which holds its files already.
-        say: What to do with the line that says where it is served, or why it is not; called from another thread.
     """
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

@@ -120,10 +120,7 @@ class _ScriptCheck:
         return 0 if self.is_well else 1
 
     def _compiled(self, *, has_blocks: bool) -> None:
-        """Looks at the breaks of each scope by a quick backend, and at the whole model as a sweep compiles it.
-
-        On a GPU the blocks come last: compiling the whole model takes half of the time budget, and says more.
-        """
+        """Looks at the breaks of each scope by a quick backend, and at the whole model as a sweep compiles it."""
         quick = self.backend or QUICK_BACKEND
         full = CompileSettings.from_dict({"scope": "full", "dynamic": "auto", "backend": quick})
         found = self._look(full, f"compiled as a whole ({full.label})", self._lines if self.backend else self._breaks)
@@ -282,13 +279,6 @@ class _ScriptCheck:
 
 def check_script(job: ScriptJob, device: Device, backend: str | None, budget: TimeBudget, console: Console) -> int:
     """Looks at a script for as long as the time budget allows, and prints the findings.
-
-    Args:
-        job: The script.
-        device: The device to train on.
-        backend: Backend of `torch.compile`, instead of Inductor.
-        budget: How long that may take.
-        console: Where to print.
 
     Returns:
         The command's exit code: 0 if the script runs unchanged, and nothing that was looked at is wrong; 1 otherwise.

@@ -38,13 +38,7 @@ ELF_HEAD_BYTES = 64
 
 
 def is_cut_short(name: str, head: bytes, num_bytes: int) -> bool:
-    """Tells whether a compiled file is incomplete: ELF files end with a table that their head, written last, locates.
-
-    Args:
-        name: The file's name.
-        head: Its first 64 bytes.
-        num_bytes: Its size.
-    """
+    """Tells whether a compiled file is incomplete: ELF files end with a table that their head, written last, locates."""
     if head[:4] != b"\x7fELF" or len(head) < ELF_HEAD_BYTES:
         return name.endswith((".so", ".o"))
     order = "<" if head[5] == 1 else ">"

@@ -90,7 +90,6 @@ def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Ite
     Costs are not known here, and keys of guarded entries still lack their guards.
 
     Args:
-        folders: Folders of a process.
         given: Artifacts that were restored there before the process began; those still present are yielded as given, without
             being read.
     """

@@ -35,7 +35,6 @@ def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
     """Signs values that this process writes to Redis and accepts only signed ones while the block lasts.
 
     Args:
-        seal: Signs and verifies.
         address: Address of the server, such as `redis://:password@host:6379/0`. It is passed directly because torch would take it
             from an environment variable, which it writes, with the password, into every graph that it stores.
 

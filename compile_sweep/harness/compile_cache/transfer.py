@@ -44,10 +44,7 @@ def gather_artifacts(
     bytes differ, because torch writes into each how long it took. A graph compiled under several guards has a key for each.
 
     Args:
-        folders: Folders that the process compiled with.
-        use: Result of `watch_caches`, whose costs are better than those in torch's entries.
         given: Artifacts that were restored there; they are returned as they were, which avoids packing them again.
-        bundle: Torch's bundle of the process that compiled; by default this process's.
     """
     if bundle is None and (saved := torch.compiler.save_cache_artifacts()):
         bundle = saved[0]

@@ -88,9 +88,6 @@ def watch_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUsage]:
     """Follows every compile inside the block; restores torch when it ends.
 
     If a version of torch lacks one of the wrapped functions, what it would report is missing, and nothing fails.
-
-    Args:
-        restored: Artifacts that this process was given; their recorded costs say what a hit saves.
     """
     use = CacheUsage(cost_s={(str(artifact.kind), artifact.key): artifact.cost_s for artifact in restored if artifact.cost_s})
     with ExitStack() as undo:
@@ -123,13 +120,7 @@ class _Tally:
         self._counting = threading.Lock()  # backward graphs compile in autograd's own threads
 
     def hit(self, name: ArtifactName, *, otherwise_s: float = 0.0, took_s: float = 0.0) -> float:
-        """Counts a hit and returns the seconds it saved: 0 if this process hit or made the artifact before.
-
-        Args:
-            name: Name of the artifact.
-            otherwise_s: Seconds that making it took, if no better figure is recorded.
-            took_s: Seconds that finding and loading it took.
-        """
+        """Counts a hit and returns the seconds it saved: 0 if this process hit or made the artifact before."""
         with self._counting:
             if name in self._made or name in self._use.hit_keys:
                 return 0.0

@@ -166,9 +166,6 @@ def explain_measurement(
 
     Args:
         measurement: `compile_sweep.harness.measure.Measurement.to_dict()`, or the same values from JSON.
-        settings: The settings that were measured.
-        lengths: What sizes of tensors stand for.
-        targets: Names of the modules that are compiled separately.
     """
     found = measurement
     yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
@@ -198,12 +195,7 @@ _SHORT = 3
 
 
 def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) -> Iterator[str]:
-    """Yields the first graph breaks and recompiles of a measurement, one per line, each with what helps below it.
-
-    Args:
-        found: The measurement.
-        lengths: What sizes of tensors stand for, if that is known.
-    """
+    """Yields the first graph breaks and recompiles of a measurement, one per line, each with what helps below it."""
     breaks, recompiles = found["graph_break_reasons"], found["recompile_reasons"]
     for text in list(dict.fromkeys(breaks))[:_SHORT]:
         yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))

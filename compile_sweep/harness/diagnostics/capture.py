@@ -58,11 +58,7 @@ class Diagnostics:
 
 @contextmanager
 def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnostics]:
-    """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards.
-
-    Args:
-        expected: What the settings should compile; parts that were never compiled or captured become findings.
-    """
+    """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards."""
     diagnostics = Diagnostics()
     reader = _Reader(diagnostics)
     converted: set[CodeType] = set()

@@ -51,12 +51,7 @@ class Expectation:
         return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
 
     def missed(self, converted: Set[CodeType], graphs: int) -> list[str]:
-        """Returns a sentence for each kind of thing that should have been compiled and never was.
-
-        Args:
-            converted: Code of every frame that torch converted.
-            graphs: Number of graphs that it made.
-        """
+        """Returns a sentence for each kind of thing that should have been compiled and never was."""
         if self.what and not graphs:
             return [f"nothing was compiled: torch made no graph, though the settings say {self.what}"]
         places = {_place(code) for code in converted}

@@ -167,11 +167,6 @@ def device_use(
     """Returns how well a measured training step uses its GPU; empty on a CPU. Trains on the batch, so call it last.
 
     Args:
-        step: A step that has run before on a batch of this shape.
-        batch: The batch to count and profile.
-        step_ms: Milliseconds of a step on this batch.
-        dtype: The dtype that matrix products compute in.
-        device: The device that the step runs on.
         speedup_eager: Speedup over eager; only a step that is hardly faster is profiled.
     """
     if device.type != "cuda":

@@ -50,10 +50,7 @@ def largest_batch(
     """Tries batch sizes under a setting, starting with the workload's own.
 
     Args:
-        workload: The workload in its default form.
         settings: How to compile it; the search begins with their batch size.
-        device: The device whose memory is the limit.
-        budget_s: Seconds that the search may take.
 
     Raises:
         SettingsError: The workload does not accept a batch size, or the settings do not fit it.
@@ -81,7 +78,6 @@ def bisected(
 
     Args:
         peak_of: Returns the bytes that a size takes; None if it does not fit.
-        start: The size to begin with.
         capacity_bytes: Memory of the device; None if it is not known, so that nothing is predicted.
         budget_s: Seconds that all sizes together may take. None is begun that would take too long if it took twice as long as
             the longest so far.

@@ -40,9 +40,7 @@ class LateCompiles:
     """Watches the steps of a run for compiles.
 
     Args:
-        step: Trains on a batch.
         reasons: Recompiles so far; a list that grows as they are reported.
-        steps: Number of steps that the model has made already.
     """
 
     def __init__(self, step: Callable[[Batch], Tensor], reasons: Sequence[str], steps: int) -> None:
@@ -72,11 +70,7 @@ class LateCompiles:
         return sum(one.graphs for one in self.found)
 
     def sentences(self, *, has_stopped: bool) -> list[str]:
-        """Says what was compiled late, and what that means.
-
-        Args:
-            has_stopped: Whether a whole window of steps was timed after the last compile.
-        """
+        """Says what was compiled late, and what that means."""
         if not self.found:
             return []
         seconds, last = sum(one.seconds for one in self.found), self.found[-1]

@@ -31,11 +31,7 @@ class RepeatedGraphs:
 
     @contextmanager
     def spared(self, reasons: Sequence[str]) -> Iterator[None]:
-        """Inside the block, Inductor compiles no graph that repeats another.
-
-        Args:
-            reasons: Recompiles so far, as in records; a list that grows as they are reported.
-        """
+        """Inside the block, Inductor compiles no graph that repeats another."""
         # This stands before Inductor, which is loaded with the first graph, so that loading it counts as compile time.
         inductor = private("torch", "_TorchCompileInductorWrapper")
         if inductor is None:

@@ -126,12 +126,7 @@ class GraphBreak(NamedTuple):
 
 
 def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
-    """Reads a message of the artifact `graph_breaks`.
-
-    Args:
-        message: Torch's message.
-        inside: Function in which Dynamo gave up, if its message does not name it.
-    """
+    """Reads a message of `graph_breaks`; `inside` is the function that Dynamo gave up in, if the message names none."""
     location = re.search(r"in user code at (.+?):(\d+)\s", message)
     stack = parse_frames(re.split(r"User code traceback:|following user code:", message)[-1])
     seen = Frame(location[1], int(location[2]), "") if location else stack[-1] if stack else Frame("unknown place", 0, "")
@@ -221,9 +216,7 @@ def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
     """Returns a hint on one line, with long lists of names replaced by their length.
 
     Args:
-        message: Torch's message.
         stack: The model's code that was being lowered when torch gave the hint; empty if the hint is not about an operator.
-        is_complex: Whether the operator has complex inputs or outputs.
     """
     text = re.sub(rf"\[{_QUOTED}(?:, {_QUOTED})+\]", lambda found: f"[{found[0].count(', ') + 1} of them]", _one_line(message))
     at = find_user_frame(parse_frames(stack))

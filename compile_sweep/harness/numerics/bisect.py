@@ -60,12 +60,7 @@ class Bisection:
 
 
 def bisect(prepared: Prepared, batches: Sequence[Batch]) -> Bisection:
-    """Finds the module whose compiled code is wrong.
-
-    Args:
-        prepared: A setting that diverges.
-        batches: Batches of the compared steps, in order.
-    """
+    """Finds the module whose compiled code is wrong."""
     search = _Search(prepared, batches)
     worst = search.fault(prepared, "as the setting says")
     if worst is None:
@@ -148,12 +143,7 @@ def children_of(model: nn.Module, name: str) -> list[str]:
 
 
 def first_wrong(modules: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> str:
-    """Finds the first module such that it and those before it are wrong together; empty if all together are right.
-
-    Args:
-        modules: Modules, in order.
-        is_wrong: Tells whether anything is wrong when these are compiled.
-    """
+    """Finds the first module such that it and those before it are wrong together; empty if all together are right."""
     if not modules or not is_wrong(modules):
         return ""
     right, wrong = 0, len(modules)

@@ -116,13 +116,7 @@ def check_numerics(
     """Runs the references and judges a compiled run. Needs as much memory as training in float32, and frees it.
 
     Args:
-        prepared: The settings under test; all workers of a group must call this together.
-        batches: Batches of the compared steps, in order.
-        compiled: The recorded run under test.
-        steady_losses: Losses of its timed steps.
         eager: The run of `eager_reference`, if it was already recorded.
-        eager_steady_losses: Losses of eager steps between the timed ones, if there were any.
-        gradient_check: Gradient check of the step under test, if there was one.
         store: Where the sweep keeps eager runs; those that fit take the place of new ones.
     """
     kept = store.load(prepared, batches, eager) if store is not None and eager is not None else None

@@ -64,12 +64,9 @@ class Differentiated:
     """A step whose gradients can be computed without an update.
 
     Args:
-        parameters: Trained parameters, by dotted name.
         buffers: Returns the model's buffers; called each time, since a forward may replace them.
         run: Runs forward and backward on one batch from the current random state; returns the loss and keeps the gradients.
-        discard: Drops the gradients as the step itself does.
         gradients: Returns the gradients, in the order of the parameters.
-        device: The device that the step runs on.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -93,12 +90,7 @@ class FiniteDifferences:
     """A step whose loss and slopes are evaluated with its layers moved.
 
     Args:
-        step: The step under test.
-        precision: How precisely the check can look.
-        rounding: Relative error of one operation in the step's precision.
-        seed: Seed of the random numbers of every evaluation.
         draws: Whether a step draws random numbers, so that eager's loss is a different function.
-        eagerly: Context in which `step` runs uncompiled.
         starts_nearby: Whether directions are taken next to the start, where the noise of the gradients is another.
     """
 

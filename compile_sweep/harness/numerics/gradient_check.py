@@ -128,14 +128,7 @@ def skipped(reason: str) -> GradientCheck:
 def check_gradients(
     step: Differentiated, *, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
-    """Checks the gradients of a compiled step; all workers of a group must call this together.
-
-    Args:
-        step: The step under test.
-        rounding: Relative error of one operation in the step's precision.
-        draws: Whether a step draws random numbers, so that eager's loss is a different function.
-        eagerly: Context in which `step` runs uncompiled.
-    """
+    """Checks the gradients of a compiled step; all workers of a group must call this together."""
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
     if reason := _unfit(step.parameters.values()):
         return skipped(reason)
@@ -284,13 +277,7 @@ class _Search(FiniteDifferences):
     def _judged(
         self, group: Sequence[str], errors: Mapping[float, float], eager: Mapping[float, float]
     ) -> tuple[Outcome, float, float, float]:
-        """Returns a group's outcome, the width that shows it, its error there, and what is allowed.
-
-        Args:
-            group: Names of the layers.
-            errors: Errors of the compiled code, by width.
-            eager: The same of eager code; empty if an error of the compiled code is small.
-        """
+        """Returns a group's outcome, the width that shows it, its error there, and what is allowed."""
         allowed = self._allowed(group)
         judged = errors
         if eager and not self._draws:  # the same function of the same weights, so what is not smooth in it cancels
@@ -367,11 +354,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
     """Checks a measured training step on one batch; None if nothing of the model is compiled.
 
     Args:
-        prepared: The settings in force.
-        model: The model that the step trains.
         step: A step that has run before on a batch of this shape.
-        batch: The batch to evaluate the loss on.
-        draws: Whether the step draws random numbers.
     """
     settings, device = prepared.settings, prepared.device
     if settings.scope is Scope.EAGER or not prepared.workload.trains:

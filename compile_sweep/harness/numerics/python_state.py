@@ -22,11 +22,7 @@ _VALUES = (bool, int, float, complex, str, tuple, type(None), Tensor)
 
 
 class PythonState:
-    """The state of a model at one time.
-
-    Args:
-        model: The model whose modules are inspected.
-    """
+    """The state of a model at one time."""
 
     def __init__(self, model: nn.Module) -> None:
         self._values: list[tuple[dict[str, Any], str, Any]] = []

@@ -47,13 +47,7 @@ class ReferenceStore:
     folder: Path
 
     def load(self, prepared: Prepared, batches: Sequence[Batch], eager: Trajectory) -> References | None:
-        """Returns the kept runs that a trial would make itself, with its own run A; None if there are none.
-
-        Args:
-            prepared: The settings under test.
-            batches: Batches of the compared steps.
-            eager: Run A, as this trial made it.
-        """
+        """Returns the kept runs that a trial would make itself, with its own run A; None if there are none."""
         if num_workers() > 1:
             return None
         try:

@@ -94,7 +94,6 @@ def eager_reference(prepared: Prepared, *, seed: int | None = None) -> Iterator[
     """Yields a model with the starting weights and an eager step of it that computes what the prepared settings should compute.
 
     Args:
-        prepared: The settings under test.
         seed: Seed of the random numbers drawn from here on; None for the workload's.
     """
     with _stepping(prepared.eager_counterpart(), prepared.workload.seed if seed is None else seed) as (model, step):
@@ -140,13 +139,7 @@ class References:
 
 
 def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Trajectory | None = None) -> References:
-    """Trains eagerly on the batches, each time from the start; all workers of a group must call this together.
-
-    Args:
-        prepared: The settings under test.
-        batches: Batches of the compared steps.
-        eager: Run A, if the caller has already recorded it with `record_run` in `eager_reference`.
-    """
+    """Trains eagerly on the batches, each time from the start; all workers of a group must call this together."""
     workload, device = prepared.workload, prepared.device
     if eager is None:
         eager = _run(prepared, batches, workload.seed)

@@ -181,11 +181,7 @@ class ComparisonContext:
 
 
 def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
-    """Returns the indices of the steps at which eager runs have not drifted apart.
-
-    Args:
-        eager: Norms, by group of modules, run and step.
-    """
+    """Returns the indices of the steps at which eager runs have not drifted apart."""
     values = np.array(eager)
     centers = values.mean(axis=1, keepdims=True)
     relative = np.divide(values - centers, centers, out=np.zeros_like(values), where=centers != 0)
@@ -200,11 +196,8 @@ def compare_series(
     """Compares a value that each step has.
 
     Args:
-        respect: The quantity that the value is.
-        run: Values of the run under test, one per step.
         eager: Values of the eager runs, the precise one last.
         sizes: For each step, the total that the value is a part of, whose float32 rounding it carries.
-        about: The context of the comparison.
 
     Returns:
         The gap nearest to its tolerance or furthest above it, and that of each judged step by itself, 0 for the others.
@@ -280,11 +273,7 @@ def compare_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, st
     """Compares where a group's parameters went, relative to how far the last of the eager runs went.
 
     Args:
-        run: Displacement vector in the run under test.
         eager: Displacement vectors in the eager runs, the precise one last.
-        start_norm: 2-norm of the parameters at the start.
-        steps: Number of steps of the displacement.
-        about: The context of the comparison.
     """
     scale = max(float(torch.linalg.vector_norm(eager[-1])), RECORDED_ROUNDING * start_norm) or 1.0
     # The largest distance between two, because eager runs that round alike say nothing about rounding.
@@ -309,9 +298,7 @@ def compare_outputs(
     """Compares the outputs of deterministic inference, element by element, relative to the size of the last eager run's.
 
     Args:
-        run: Elements of each step's outputs in the run under test.
         eager: Elements in the eager runs, the precise one last.
-        about: The context of the comparison.
 
     Returns:
         The gap over all steps, and that of each step.

@@ -83,9 +83,7 @@ class Recorder:
     """Records the first steps of one training run.
 
     Args:
-        workload: Names the repeated blocks, which are groups of their own.
         model: The trained model before its first step; a `DistributedDataParallel` around it is ignored.
-        steps: Number of steps to record.
     """
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
@@ -307,11 +305,7 @@ def _above(name: str) -> Iterator[str]:
 
 @contextmanager
 def _unchanged(batch: Batch) -> Iterator[None]:
-    """Refuses a step that writes into its batch, because later steps and eager ones would see a changed batch.
-
-    Raises:
-        WorkloadError: The step changed its batch; the message names the tensor.
-    """
+    """Refuses a step that writes into its batch, because later steps and eager ones would see a changed batch."""
     # Inference tensors do not count changes.
     counted = {name: tensor for name, tensor in batch.inputs.items() if not tensor.is_inference()}
     before = {name: tensor._version for name, tensor in counted.items()}

@@ -398,7 +398,6 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     """Returns what helps against something that runs eagerly.
 
     Args:
-        text: The finding.
         breaks: Graph breaks of the same run: a break at the same line says more than the fallback itself.
     """
     place = text.rpartition(", at ")[2] if ", at " in text else None

@@ -224,12 +224,7 @@ _OF_BLOCKS = {
 
 
 def cause_of_guard(guard: str, line: str = "") -> Cause | None:
-    """Returns the cause of a recompile; None for sizes of inputs and properties of tensors.
-
-    Args:
-        guard: The failed guard.
-        line: Line of code that the guard comes from, with its place.
-    """
+    """Returns the cause of a recompile; None for sizes of inputs and properties of tensors."""
     expression = guard.partition(" # ")[0]
     for cause in GUARDS:
         if (cause.guard and re.match(cause.guard, expression)) or (cause.inside and re.search(cause.inside, line)):
@@ -241,7 +236,6 @@ def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompi
     """Returns the cause of one source's recompiles, from the guard and the sequence of its values.
 
     Args:
-        series: The recompiles.
         breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
         recompiles: Recompiles of the same run. Blocks of different sizes have arguments of different sizes, too.
     """
@@ -301,8 +295,6 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
 
     Args:
         hit: The finding as records hold it, `function hit recompile_limit 8: guard`.
-        recompiles: Recompiles of the same run.
-        breaks: Graph breaks of the same run.
     """
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)

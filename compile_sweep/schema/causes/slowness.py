@@ -47,11 +47,6 @@ def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str
 
     Only recorded facts count: without a profile, which only GPUs have, it is unknown whether memory or arithmetic limits a step,
     and this does not guess.
-
-    Args:
-        found: A measurement or a record, as a mapping.
-        speedup: Speedup over eager; None if it is not known.
-        backend: Backend of the setting; None for Inductor.
     """
     if speedup is None or speedup >= FASTER_FROM:
         return []
