@@ -27,11 +27,7 @@ def is_number(word: str) -> bool:
 
 
 def count(text: str) -> int:
-    """Parses a whole number, also as `200k`, `1M` or `2e5`.
-
-    Raises:
-        ConfigError: The text is something else, or negative.
-    """
+    """Parses a whole number of 0 or more, also as `200k`, `1M` or `2e5`; raises ConfigError for anything else."""
     found = re.fullmatch(r"([\d_.,]+(?:e\d{1,2})?)([km]?)", text.strip().lower())
     try:
         value = float(found[1].replace(",", "").replace("_", "")) * _FACTORS[found[2]] if found else math.nan
@@ -43,11 +39,7 @@ def count(text: str) -> int:
 
 
 def amount(text: str) -> float:
-    """Parses a number of 0 or more.
-
-    Raises:
-        ConfigError: The text is something else.
-    """
+    """Parses a number of 0 or more; raises ConfigError for anything else."""
     try:
         value = float(text)
     except ValueError:

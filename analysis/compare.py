@@ -79,11 +79,7 @@ def write_comparison(
     path: Path, comparison: Comparison, sweeps: tuple[SweepInfo, SweepInfo], names: tuple[str, str], *,
     rules: Sequence[Rule] = (), findings: Sequence[Finding] = (), lead: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """Atomically writes the comparison as a page that needs neither a network nor scripts.
-
-    Raises:
-        SweepFolderError: The path is not writable.
-    """
+    """Atomically writes the comparison as a page without scripts or links; raises SweepFolderError if it cannot."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )

@@ -46,11 +46,7 @@ class Ending(NamedTuple):
 
 
 def ending(folder: Path) -> Ending:
-    """Returns the result of the sweep in this folder, for a job of usual length.
-
-    Raises:
-        RecordsError: The folder has no records that this version reads.
-    """
+    """Returns the result of the sweep in this folder, for a job of usual length."""
     df, attempts = load_for_analysis(folder)
     try:
         found = recommend(df, Job(steps=USUAL_STEPS), attempts=attempts)

@@ -246,11 +246,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def job_of(told: JobOptions, steps: int) -> Job:
-    """Returns the job that the options describe, with this many steps.
-
-    Raises:
-        ConfigError: A number is out of range for a job.
-    """
+    """Returns the job that the options describe, with this many steps; raises ConfigError for a number out of range."""
     gpus, price = told.gpus_per_node, told.price_per_gpu_hour
     return Job(
         steps=steps,

@@ -53,11 +53,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def renew_report(folder: str | Path) -> None:
-    """Rewrites the folder's report if it has one, so that it links files added since.
-
-    Raises:
-        RecordsError, SweepFolderError: For the reasons of `write_report`.
-    """
+    """Rewrites the folder's report if it has one, so that it links files added since."""
     if (Path(folder) / REPORT_FILE).exists():
         write_report(folder)
 
@@ -78,11 +74,7 @@ def _command(options: Options) -> int:
 
 
 def serve_until_stdin_closes(folder: str | Path) -> None:
-    """Serves the report on 127.0.0.1 while another process holds this one's stdin open; prints its address.
-
-    Raises:
-        RecordsError, SweepFolderError: as `ReportServer`.
-    """
+    """Serves the report on 127.0.0.1 while another process holds this one's stdin open; prints its address."""
     with ReportServer(Path(folder), 0) as server:
         print(server.url, flush=True)
         threading.Thread(target=_shut_down_with_stdin, args=[server], daemon=True).start()

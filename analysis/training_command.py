@@ -54,11 +54,7 @@ class SweptScript:
 
 
 def swept_script(config: Mapping[str, Any]) -> SweptScript | None:
-    """Returns the script that a sweep's configuration names; None for a sweep of a workload.
-
-    Raises:
-        ConfigError: The configuration names a script without a path or arguments.
-    """
+    """Returns the script that a configuration names; None for a workload. Raises ConfigError if it names no file."""
     job = config.get("script")
     if job is None:
         return None
@@ -72,10 +68,6 @@ def swept_script(config: Mapping[str, Any]) -> SweptScript | None:
 
 
 def training_command(folder: Path, trial: pd.Series) -> str | None:
-    """Returns the command that trains a sweep's script with a trial's setting; None for a sweep of a workload.
-
-    Raises:
-        ConfigError: The sweep names a script without a path or arguments.
-    """
+    """Returns the command that trains a sweep's script with a trial's setting; None for a sweep of a workload."""
     script = swept_script(load_sweep(folder).config)
     return None if script is None else script.command(trial, shlex.quote(str(folder)), current=os.getcwd())

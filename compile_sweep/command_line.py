@@ -222,10 +222,7 @@ def run_with(options: type[Options], command: Callable[[Options], int], prog: st
 
 
 def run(command: Callable[[], int]) -> int:
-    """Runs a command; the user's mistakes become one sentence on stderr and exit code 2.
-
-    Returns exit code 1 if the reader of its output stops before its end.
-    """
+    """Runs a command; a user's mistake is one sentence on stderr and exit code 2, a reader that stops early exit code 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that its encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")

@@ -33,11 +33,7 @@ _SHOWN = 3
 
 
 def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:
-    """Returns what a plan must know about a workload.
-
-    Raises:
-        WorkloadError: The workload's own code failed.
-    """
+    """Returns what a plan must know about a workload; raises WorkloadError if the workload's own code fails."""
     from compile_sweep.contract.base import Workload
     from compile_sweep.contract.inspect_model import batch_lengths, model_facts
 
@@ -90,11 +86,7 @@ def foreach_map_refusal(workload: Workload) -> str | None:
 
 @contextmanager
 def explained_failures() -> Iterator[None]:
-    """Turns any error of a workload's own code while it is built into one sentence.
-
-    Raises:
-        WorkloadError: The code raised an error that is not one of this project's.
-    """
+    """Turns any error of a workload's own code while it is built into a WorkloadError of one sentence."""
     try:
         yield
     except CompileSweepError:

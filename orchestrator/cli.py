@@ -90,10 +90,7 @@ def _refuse(name: str) -> int:
 
 
 def exit_without_extra(name: str) -> None:
-    """Ends `python -m orchestrator.NAME` with one sentence if the modules of the extra `run` are not there.
-
-    It is called before the module of the command imports them.
-    """
+    """Ends `python -m orchestrator.NAME` with one sentence if modules of the extra `run` are missing, before it imports them."""
     if missing := _missing(name):
         sys.exit(command_line.run(lambda: _refuse_without(f"python -m orchestrator.{name}", missing)))
 

@@ -105,11 +105,7 @@ class Effort(StrEnum):
 
 
 def check_count(name: str, count: int, *, least: int = 1) -> None:
-    """Refuses a number of trials or workers that cannot run side by side.
-
-    Raises:
-        ConfigError: The number is below `least` or above `MOST_AT_ONCE`.
-    """
+    """Refuses a number of trials or workers below `least` or above `MOST_AT_ONCE`."""
     if count < least:
         raise ConfigError(f"--{_flag(name)} {count} is too few; use {least} or more")
     if count > MOST_AT_ONCE:
@@ -117,11 +113,7 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuses a seed that some generators do not accept.
-
-    Raises:
-        ConfigError: The seed is negative or has more than 32 bits.
-    """
+    """Refuses a seed that some generators do not accept: a negative one, or one of more than 32 bits."""
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed} is not a seed; use a whole number from 0 to {2**32 - 1}")
 
@@ -425,11 +417,7 @@ class SweepCommand:
 
 
 def expanded(option: str, folder: str | Path) -> Path:
-    """Expands `~` like a shell, which leaves the one in `--output=~/x` unchanged.
-
-    Raises:
-        ConfigError: There is no such user.
-    """
+    """Expands `~` like a shell, which leaves the one in `--output=~/x` unchanged; raises ConfigError if there is no such user."""
     try:
         return Path(folder).expanduser()
     except RuntimeError:

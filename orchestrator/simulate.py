@@ -64,11 +64,7 @@ class Replay:
 
 
 class Ground:
-    """A table with objectives and constraints: its front, and the reference point of hypervolumes.
-
-    Raises:
-        ConfigError: No record of the table is usable, or none took any time.
-    """
+    """A table with objectives and constraints: its front, and the reference point; raises ConfigError if no record is usable."""
 
     def __init__(self, table: Table, aims: Aims) -> None:
         rows = list(table.rows.values())

@@ -66,10 +66,7 @@ class Effect(NamedTuple):
 
     @property
     def steps_to_pay(self) -> float | None:
-        """Steps after which faster steps make up for longer compiling; None if they never do, or if a figure is missing.
-
-        Also None if throughput did not grow: the mean of its ratios and the mean of step-time differences may disagree.
-        """
+        """Steps after which faster steps make up for longer compiling; None if they never do, or throughput did not grow."""
         if self.step_ms is None or self.compile_s is None or self.step_ms.value >= 0 or self.rate.value <= 0:
             return None
         return max(0.0, self.compile_s.value) / (-self.step_ms.value / 1e3)

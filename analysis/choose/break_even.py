@@ -49,11 +49,7 @@ class Starts(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job.
-
-    Raises:
-        ConfigError: A number is out of range for a job.
-    """
+    """A training job; raises ConfigError for a number that is out of range."""
 
     steps: int
     """Number of optimizer steps."""

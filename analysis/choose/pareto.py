@@ -215,11 +215,7 @@ def _fastest_first(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str, float]:
-    """Returns the factor for each objective that makes less of it better.
-
-    Raises:
-        ValueError: There is no objective, one is not a column of `df`, or a goal is neither "max" nor "min".
-    """
+    """Returns the factor that makes less of each objective better; raises ValueError if one is not a column or has no goal."""
     if not objectives:
         raise ValueError("no objective is given; give at least one, such as {'samples_per_s': 'max'}")
     for name, goal in objectives.items():

@@ -141,11 +141,7 @@ def compare(
 
 
 def refuse_other_work(first: SweepInfo, second: SweepInfo) -> None:
-    """Refuses sweeps that do not measure the same work.
-
-    Raises:
-        ConfigError: The sweeps have different workloads or sizes.
-    """
+    """Refuses sweeps that do not measure the same workload in the same size."""
     for name in _SAME:
         one, other = (str(info.config.get(name, "")) for info in (first, second))
         if one != other and one and other:

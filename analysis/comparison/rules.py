@@ -43,11 +43,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def parse(cls, words: str) -> Rule:
-        """Parses a rule such as `compile_s>+15%`, `peak_memory_bytes>40GiB` or `failures`.
-
-        Raises:
-            ConfigError: The text is not a rule, there is no such figure, or the unit does not fit the figure.
-        """
+        """Parses a rule such as `compile_s>+15%`, `peak_memory_bytes>40GiB` or `failures`; raises ConfigError for other text."""
         if words.strip() in NEWS_KINDS:
             return cls(words.strip(), "", True, 0.0, False, False, Kind(words.strip()))
         found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+\.?\d*|\.\d+)\s*(%|[A-Za-z]*)\s*", words)
@@ -90,11 +86,7 @@ class Finding(NamedTuple):
 
 
 def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:
-    """Returns every setting that breaks a rule, or would without noise.
-
-    Raises:
-        ConfigError: A rule cannot be checked, because no setting has its figure, and none failed or lost it.
-    """
+    """Returns every setting that breaks a rule, or would without noise; raises ConfigError for a rule that has no figure."""
     found = []
     for rule in rules:
         is_judged = comparison.unfinished or any(_judged(rule, pair, comparison) for pair in comparison.pairs)

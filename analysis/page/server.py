@@ -56,21 +56,13 @@ class LivePage:
         self._problem = ""
 
     def version(self) -> str:
-        """Returns the version of `page`, with the reason on a second line if the folder can no longer be read.
-
-        Raises:
-            CompileSweepError: The folder cannot be read, and never could.
-        """
+        """Returns the version of `page`, with the reason on a second line if the folder can no longer be read."""
         with self._lock:
             self._renew()
             return f"{self._version}\n{self._problem}" if self._problem else self._version
 
     def page(self) -> str:
-        """Returns the page for the folder's current contents; if they cannot be read, the last readable page with the reason.
-
-        Raises:
-            CompileSweepError: The folder cannot be read, and never could.
-        """
+        """Returns the page for the folder's current contents; if they cannot be read, the last readable page with the reason."""
         with self._lock:
             self._renew()
             if not self._problem:

@@ -322,11 +322,7 @@ def log_of(folder: Path, trial_id: str) -> str | None:
 
 
 def read_end(log: Path, num_bytes: int) -> str:
-    """Returns the last bytes of a log as text.
-
-    Raises:
-        OSError: The log cannot be read.
-    """
+    """Returns the last bytes of a log as text; raises OSError if it cannot be read."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - num_bytes))
         return file.read(num_bytes).decode("utf-8", "replace")

@@ -38,11 +38,7 @@ class Structure:
 
 
 def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:
-    """Returns the tensors of a batch by name, and its structure; None for a dictionary that holds nothing but tensors.
-
-    Raises:
-        WorkloadError: The batch contains something that is neither a tensor nor a constant; the message names it.
-    """
+    """Returns a batch's tensors by name, and its structure, None for a dictionary of tensors; WorkloadError names a misfit."""
     if isinstance(batch, dict) and type(batch) is dict and all(_is_plain(name, value) for name, value in batch.items()):
         return dict(batch), None
     tensors: dict[str, Tensor] = {}

@@ -205,11 +205,7 @@ class ModelWorkload(Workload):
             raise WorkloadError(f"min_length={self.min_length} is above the longest batch's {self.max_length}; use less")
 
     def take(self, chosen: Mapping[str, Scalar]) -> None:
-        """Makes batches of another size, if one is chosen.
-
-        Raises:
-            WorkloadError: The batch function returns batches of another size than requested.
-        """
+        """Makes batches of another size, if one is chosen; raises WorkloadError if `batch_fn` returns batches of another size."""
         self.chosen = chosen
         if BATCH_SIZE not in chosen:
             return

@@ -214,11 +214,7 @@ class BatchChanges:
 def find_batch_changes(
     batches: Sequence[Mapping[str, Tensor]], length: Mapping[str, Sequence[int]] | None = None
 ) -> BatchChanges:
-    """Compares the batches of a workload.
-
-    Raises:
-        WorkloadError: The batches differ in their tensors, have no dimensions, or differ in their number of samples.
-    """
+    """Compares the batches of a workload; raises WorkloadError if they differ in their tensors or number of samples."""
     first = batches[0]
     for batch in batches:
         if {name: tensor.dim() for name, tensor in batch.items()} != {name: tensor.dim() for name, tensor in first.items()}:

@@ -139,11 +139,7 @@ def _refuse_unknown_options(
 
 
 def refuse_unknown_arguments(ddp: DdpSettings | None, installed: InstalledTorch) -> None:
-    """Refuses arguments that the installed `DistributedDataParallel` does not have.
-
-    Raises:
-        SettingsError: It does not have the argument.
-    """
+    """Refuses arguments that the installed `DistributedDataParallel` does not have."""
     if ddp is not None and ddp.batched_grad_copy and "batched_grad_copy" not in installed.ddp_arguments():
         raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {version('torch')}; leave it out")
 

@@ -58,11 +58,7 @@ class ModelAndLoss(nn.Module):
 
 
 def loss_of(returned: Any, function: str = "loss_fn") -> Tensor:
-    """Extracts the loss from a loss function's result: itself, the first of a tuple, or `loss` of a dictionary or an output.
-
-    Raises:
-        WorkloadError: There is no loss.
-    """
+    """Extracts the loss from a loss function's result: itself, the first of a tuple, or `loss` of a dictionary or an output."""
     found = returned
     if isinstance(found, tuple | list) and found:
         found = found[0]

@@ -88,11 +88,7 @@ def _in_users_folder(name: str) -> tuple[str, str, str]:
 
 
 def import_named(name: str) -> Any:
-    """Imports the module of a workload and returns its attribute with the class's name; None if there is none.
-
-    Raises:
-        WorkloadError: There is no such workload, or its module does not import.
-    """
+    """Imports a workload's module and returns its attribute with the class's name; None if there is none."""
     module, class_name = find_workload(name)
     if name in BUILT_IN:
         find_own_packages("workloads")

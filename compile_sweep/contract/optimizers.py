@@ -96,11 +96,7 @@ def first_argument(make: OptimizerFn) -> str:
 
 
 def options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
-    """Returns the options of an optimizer kind that the optimizer accepts and does not set itself.
-
-    Raises:
-        SettingsError: The settings ask for a fused optimizer, and it has no such option.
-    """
+    """Returns the options of an optimizer kind that the optimizer accepts and does not set itself; fused must be one."""
     try:
         taken = signature(make).parameters
     except (TypeError, ValueError):  # a callable written in C may have no signature

@@ -19,11 +19,7 @@ def default_options(options: Mapping[str, Option]) -> dict[str, Scalar]:
 
 
 def check_options(workload: str, options: Mapping[str, Option], settings: CompileSettings) -> None:
-    """Checks that the workload has the options in the settings.
-
-    Raises:
-        SettingsError: There is an unknown option, or a value that it does not accept.
-    """
+    """Refuses options that the workload does not have, and values that they do not accept."""
     for name, value in settings.workload or ():
         if name not in options and name == "batch_size":
             raise SettingsError(
@@ -50,11 +46,7 @@ def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping
 
 
 def for_real_lengths(settings: CompileSettings, why: str) -> CompileSettings:
-    """Returns the settings adapted to batches that are not padded.
-
-    Raises:
-        SettingsError: The settings need batches of few lengths.
-    """
+    """Returns the settings adapted to batches that are not padded; raises SettingsError if they need few lengths."""
     unpadded = f"batches of this workload are not padded ({why})"
     if settings.scope is not Scope.EAGER and settings.padding is not Padding.LONGEST:
         raise SettingsError(
@@ -66,11 +58,7 @@ def for_real_lengths(settings: CompileSettings, why: str) -> CompileSettings:
 
 
 def check_own_step(workload: str, settings: CompileSettings) -> None:
-    """Checks settings for a workload whose own function runs the backward pass.
-
-    Raises:
-        SettingsError: The settings would compile that function as a whole, or scale its loss from outside.
-    """
+    """Refuses settings that would compile a workload's own backward pass as a whole, or scale its loss from outside."""
     own = f"the workload {workload} has a step of its own, which calls backward()"
     if settings.compiles_whole:
         raise SettingsError(
@@ -85,11 +73,7 @@ def check_own_step(workload: str, settings: CompileSettings) -> None:
 def check_accumulation(
     workload: str, settings: CompileSettings, *, batch_size: int, num_workers: int, unpadded_reason: str | None
 ) -> None:
-    """Checks that batches can be split into the parts that the settings ask for.
-
-    Raises:
-        SettingsError: they cannot.
-    """
+    """Refuses settings that ask for parts into which the batches cannot be split."""
     parts = settings.accumulate
     if parts is None:
         return
@@ -108,11 +92,7 @@ def check_accumulation(
 
 
 def check_inference(workload: str, settings: CompileSettings) -> None:
-    """Checks that settings for an inference workload need no training step.
-
-    Raises:
-        SettingsError: The settings concern an optimizer or gradients.
-    """
+    """Refuses settings for an inference workload that concern an optimizer or gradients."""
     if settings.optimizer is not OptimizerKind.FOREACH:
         raise SettingsError(f"the workload {workload} only infers and has no optimizer; leave optimizer={settings.optimizer} out")
     if settings.static_gradients:

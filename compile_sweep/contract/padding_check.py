@@ -33,11 +33,7 @@ _TOLERANCE = 1e-3
 
 
 def checked_padding(workload: Workload, *, has_gpu: bool) -> list[str]:
-    """Runs `check_padding` and returns what is padded; empty for a workload that pads by itself.
-
-    Raises:
-        WorkloadError: Padding changes the loss or its gradients.
-    """
+    """Returns what `check_padding` says is padded; raises WorkloadError if that changes the loss or its gradients."""
     if not isinstance(workload, ModelWorkload):
         return []
     unknown = check_padding(workload, torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu"))

@@ -21,11 +21,7 @@ SAMPLED_OUTPUTS = 4096
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:
-    """Lists every tensor that a model returned, in a tensor, a tuple, a dictionary or a Hugging Face output.
-
-    Raises:
-        WorkloadError: There is no tensor.
-    """
+    """Lists every tensor that a model returned, in any structure of torch's; raises WorkloadError if there is none."""
     found = [leaf.detach() for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
     if not found:
         raise WorkloadError(f"the model's forward returned {type(outputs).__name__} without a tensor in it; return its outputs")

@@ -25,11 +25,7 @@ from compile_sweep.schema.shapes import ShapePolicy
 
 
 def parse_pipeline(name: str) -> Pipeline:
-    """Parses the name of a pipeline.
-
-    Raises:
-        WorkloadError: There is no pipeline of that name.
-    """
+    """Parses the name of a pipeline; raises WorkloadError for another name."""
     if name not in list(Pipeline):
         raise WorkloadError(f"pipeline={name} does not exist; use one of {', '.join(Pipeline)}")
     return Pipeline(name)

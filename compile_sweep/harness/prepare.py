@@ -29,11 +29,7 @@ Dimensions = Mapping[str, tuple[int, ...]]
 
 
 def modules_of_scope(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
-    """Returns dotted names of the modules that the settings' scope compiles; `""` is the whole model.
-
-    Raises:
-        SettingsError: The scope compiles repeated blocks, and the model has none.
-    """
+    """Returns dotted names of the modules that the settings' scope compiles; `""` is the whole model."""
     if settings.scope is Scope.EAGER:
         return []
     if settings.compiles_whole:
@@ -44,11 +40,7 @@ def modules_of_scope(settings: CompileSettings, workload: Workload, model: nn.Mo
 
 
 def repeated_blocks(settings: CompileSettings, workload: Workload, model: nn.Module) -> Sequence[str]:
-    """Returns dotted names of the model's repeated blocks.
-
-    Raises:
-        SettingsError: The model has none, and the settings need them.
-    """
+    """Returns dotted names of the model's repeated blocks; raises SettingsError if the model has none."""
     blocks = workload.regions(unwrap_ddp(model))
     if not blocks:
         raise SettingsError(settings.without_blocks(f"the model of {type(workload).__name__}"))
@@ -70,11 +62,7 @@ class Prepared:
     _modules: Mapping[str, Dimensions] | None = field(default=None, init=False)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """Returns the workload's optimizer over the model's parameters; None for inference.
-
-        Raises:
-            SettingsError: The settings would replace its update by that of another optimizer.
-        """
+        """Returns the workload's optimizer; None for inference. SettingsError if another would replace its update."""
         optimizer = self.workload.optimizer(model, self.settings.optimizer)
         if optimizer is not None:
             refuse_other_update(self.settings, optimizer)
@@ -107,11 +95,7 @@ class Prepared:
         return [name for name in names if name and settings_of_part(self.settings.parts, name).compile is not False]
 
     def facts(self, model: nn.Module) -> Facts:
-        """Returns what the source must know.
-
-        Raises:
-            SettingsError: The settings name modules, an attention or a memory format that the workload cannot use.
-        """
+        """Returns what the source must know; raises SettingsError if the settings name what the workload lacks."""
         workload = self.workload
         refuse_memory_format(self.settings, model)
         dtype = workload.autocast_dtype(self.device)
@@ -135,11 +119,7 @@ class Prepared:
         )
 
     def source(self, model: nn.Module) -> str:
-        """Returns the settings as Python for this workload's model; this text is executed for measuring.
-
-        Raises:
-            SettingsError: The settings name modules or an attention that the workload does not have.
-        """
+        """Returns the settings as Python for this workload's model; this text is executed for measuring."""
         return to_source(self.settings, self.facts(model))
 
     def with_settings(self, settings: CompileSettings) -> Prepared:
@@ -194,11 +174,7 @@ def prepare(
 
 
 def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
-    """Refuses a memory format that would not change the model, because no weights have its number of dimensions.
-
-    Raises:
-        SettingsError: The model has no such convolution.
-    """
+    """Refuses a memory format that would not change the model, because no weights have its number of dimensions."""
     layout = settings.memory_format
     if layout is not None and not any(parameter.ndim == layout.ndim for parameter in model.parameters()):
         raise SettingsError(
@@ -207,11 +183,7 @@ def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
 
 
 def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:
-    """Refuses optimizer=foreach_map for an optimizer that it would replace by a different one.
-
-    Raises:
-        SettingsError: The optimizer's own update is a different formula.
-    """
+    """Refuses optimizer=foreach_map for an optimizer that it would replace by a different formula."""
     if settings.optimizer is OptimizerKind.FOREACH_MAP:
         # Loads the compiler, which most plans do not need.
         from compile_sweep.harness.source_runtime import refuse_unless_plain_adam
@@ -223,11 +195,7 @@ def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimi
 
 
 def refuse_other_update_of(workload: Workload) -> None:
-    """Refuses optimizer=foreach_map for a workload before there is a model, as far as possible.
-
-    Raises:
-        SettingsError: The update of the workload's optimizer is a different formula.
-    """
+    """Refuses optimizer=foreach_map for a workload before there is a model, as far as possible."""
     try:
         optimizer = workload.optimizer(torch.nn.Linear(1, 1), OptimizerKind.FOREACH)
     except Exception:  # an optimizer that needs the model's modules; a trial will find out

@@ -84,13 +84,7 @@ class Facts:
 
 
 def to_source(settings: CompileSettings, facts: Facts) -> str:
-    """Returns a module whose `make_step(model, optimizer)` returns the training step under these settings.
-
-    For an inference-only workload, the function is `make_step(model)`.
-
-    Raises:
-        SettingsError: The settings name a part that the workload does not have.
-    """
+    """Returns a module that makes the step under these settings: `make_step(model, optimizer)`, or `make_step(model)`."""
     step = _make_step(settings, facts) if facts.grad_mode is None else _make_inference(settings, facts)
     wrap = [*source_ddp.wrapper(settings.ddp, facts.torch_version), "", ""] if facts.reduces else []
     body = [*wrap, *_compile_model(settings, facts), "", "", *step]

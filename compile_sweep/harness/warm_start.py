@@ -50,11 +50,7 @@ def restart(
     protocol: Protocol | None = None,
     on_phase: Callable[[Phase], None] = lambda phase: None,
 ) -> Start:
-    """Starts one setting in this process, which should be fresh.
-
-    Raises:
-        SettingsError: The model has nothing that the settings compile.
-    """
+    """Starts one setting in this process, which should be fresh."""
     workload, device = prepared.workload, prepared.device
     with workload.process_settings():
         on_phase(Phase.BUILDING)

@@ -193,12 +193,7 @@ class AttemptRecord:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Parses a line of the log.
-
-        Raises:
-            RecordsError: The line is not JSON, has another schema version, or a field is missing, unknown, of a wrong type or
-                impossible.
-        """
+        """Parses a line of the log; raises RecordsError for anything that this version would not have written."""
         kinds = _kinds(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
         values = journal.parsed(line, SCHEMA_VERSION, kinds)
         try:

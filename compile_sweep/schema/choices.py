@@ -157,11 +157,7 @@ WITHOUT_CUDAGRAPHS = {graphed: plain for plain, graphed in WITH_CUDAGRAPHS.items
 
 
 def resolve_mode(given: Mode | None, cudagraphs: bool | None) -> tuple[Mode, bool]:
-    """Returns the mode and whether it uses CUDA graphs, from whichever of the two was given.
-
-    Raises:
-        SettingsError: The two contradict each other.
-    """
+    """Returns the mode and whether it uses CUDA graphs, from whichever was given; raises SettingsError if both contradict."""
     mode = given or Mode.DEFAULT
     if mode is Mode.LITE and cudagraphs:
         raise SettingsError("mode=lite has no variant with CUDA graphs; leave cudagraphs out, or use mode=reduce-overhead")
@@ -194,11 +190,7 @@ _PADDING_CONFLICTS = {
 
 
 def resolve_padding(given: Padding | None, scope: Scope, dynamic: Dynamic | None) -> Padding:
-    """Returns the padding to use, or the default for the dynamic strategy if none is given.
-
-    Raises:
-        SettingsError: the padding and the strategy contradict each other.
-    """
+    """Returns the padding, or the dynamic strategy's default if none is given; raises SettingsError if they contradict."""
     default = Padding.MAX if dynamic is None else _DEFAULT_PADDING[dynamic]
     padding = given or default
     if scope is Scope.EAGER and padding is Padding.BUCKETS:

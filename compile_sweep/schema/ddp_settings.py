@@ -80,11 +80,7 @@ _C_REDUCERS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpSettings:
-    """How gradients are reduced. None keeps torch's choice.
-
-    Raises:
-        SettingsError: an unknown value, or fields that cannot be combined.
-    """
+    """How gradients are reduced. None keeps torch's choice; SettingsError for fields that cannot be combined."""
 
     bucket_cap_mb: int | None = None
     """MiB of gradients reduced together. By default torch takes 25, and 1 for the first bucket."""
@@ -169,11 +165,7 @@ class DdpSettings:
 
 
 def parse_ddp(value: Any) -> DdpSettings | None:
-    """Parses settings from a mapping of fields; None if they only state torch's defaults.
-
-    Raises:
-        SettingsError: an unknown field, or anything that `DdpSettings` rejects.
-    """
+    """Parses settings from a mapping of fields; None if they only state torch's defaults."""
     if value is None or isinstance(value, DdpSettings):
         return None if value is None else _or_none(value)
     if not isinstance(value, Mapping):
@@ -186,11 +178,7 @@ def parse_ddp(value: Any) -> DdpSettings | None:
 
 
 def check_ddp_with_scope(ddp: DdpSettings, scope: Scope, *, fullgraph: bool | None, static_gradients: bool | None) -> None:
-    """Checks the DDP settings against the other fields of the same settings.
-
-    Raises:
-        SettingsError: they contradict each other; the message says why.
-    """
+    """Refuses DDP settings that contradict the other fields of the same settings."""
     for name in ("optimize_ddp", "around"):
         if scope is Scope.EAGER and getattr(ddp, name) is not None:
             raise SettingsError(f"ddp.{name} controls the compiler, and scope=eager compiles nothing; leave it out")
@@ -223,11 +211,7 @@ gloo runs on its own threads: messages of two buckets got mixed up, and the proc
 def check_ddp_workers(
     ddp: DdpSettings | None, num_workers: int, *, workload: str, trains: bool = True, has_gpu: bool = True
 ) -> None:
-    """Checks that these workers can use the settings.
-
-    Raises:
-        SettingsError: there is only one worker, no gradient to reduce, or no NCCL for a setting that needs it.
-    """
+    """Refuses DDP settings for one worker, for inference, or for a backend other than NCCL where they need it."""
     if ddp is None:
         return
     name, value = next(iter(ddp.to_dict().items()))

@@ -68,11 +68,7 @@ class TrackingError(CompileSweepError):
 
 
 def check_utf8(words: Iterable[str]) -> None:
-    """Checks that the words of a command line can be printed and written to files.
-
-    Raises:
-        ConfigError: a word contains a NUL, or bytes that are not UTF-8.
-    """
+    """Refuses words of a command line that contain a NUL, or bytes that are not UTF-8."""
     for word in words:
         if "\0" in word or word.encode("utf-8", "replace").decode() != word:
             raise ConfigError(

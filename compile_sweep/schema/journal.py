@@ -65,11 +65,7 @@ def sealed(text: str) -> str:
 
 
 def unsealed(line: str) -> str:
-    """Returns the JSON object that `sealed` was given. A line without a checksum, from an older version, is returned unchanged.
-
-    Raises:
-        RecordsError: The text does not match its checksum.
-    """
+    """Returns the JSON object that `sealed` was given; RecordsError if its checksum differs. Older lines have no checksum."""
     if (found := _CHECKSUM.search(line)) is None:
         return line
     text = line[: found.start()] + "}"
@@ -79,11 +75,7 @@ def unsealed(line: str) -> str:
 
 
 def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Parses a line and returns its fields, without the schema version.
-
-    Raises:
-        RecordsError: The line is not JSON, is damaged, has another schema version, or has an invalid field.
-    """
+    """Parses a line and returns its fields, without the schema version; raises RecordsError for a damaged or invalid one."""
     line = unsealed(line)
     try:
         values = json.loads(line, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_without_repeats)
@@ -100,11 +92,7 @@ def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Validates the values and returns them, with intervals as tuples.
-
-    Raises:
-        TypeError, ValueError: A value does not have its field's type.
-    """
+    """Validates the values and returns them, with intervals as tuples; raises TypeError or ValueError."""
     for name, kind in kinds.items():
         if kind == _INTERVAL and values.get(name) is not None:
             low, high = values[name]
@@ -174,12 +162,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
-    """Reads every record of the log, in order; empty if there is no log yet.
-
-    Raises:
-        RecordsError: The log cannot be read, or a line is not a whole record; the message names the line and says that those
-            before it are intact.
-    """
+    """Reads every record of the log, in order; empty if there is no log yet. A RecordsError names the line that is not whole."""
     try:
         if not path.exists() and not path.is_symlink():  # a link to nothing is refused: its records are elsewhere
             return []
@@ -204,11 +187,7 @@ class Tail(Generic[Record]):
         self._offset = 0
 
     def fresh(self) -> list[Record]:
-        """Returns the records added since the last call, in order; all of them at the first call.
-
-        Raises:
-            RecordsError: A new line is not a whole record.
-        """
+        """Returns the records added since the last call, in order; raises RecordsError if a line is not a whole record."""
         if not self._path.exists() or self._path.stat().st_size == self._offset:
             return []
         with _opened(self._path) as descriptor:
@@ -240,11 +219,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
-    """Reads a file as `open_regular` opens it.
-
-    Raises:
-        OSError: The file cannot be read, is not a regular file, or has more than `max_bytes` bytes.
-    """
+    """Reads a file as `open_regular` opens it; raises OSError, also for more than `max_bytes` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         return _whole(file, path, max_bytes)
 

@@ -58,11 +58,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """Parses text such as `samples_per_s:max`.
-
-        Raises:
-            ConfigError: an unknown figure, or no direction.
-        """
+        """Parses text such as `samples_per_s:max`; raises ConfigError for an unknown figure or without a direction."""
         name, _, goal = (part.strip() for part in text.partition(":"))
         _check_field(name, f"objective {text!r}")
         if goal not in tuple(Goal):
@@ -95,11 +91,7 @@ class Constraint:
 
     @classmethod
     def parse(cls, text: str) -> Constraint:
-        """Parses text such as `compile_s<=120` or `peak_memory_bytes<=40GiB`.
-
-        Raises:
-            ConfigError: no bound, an unknown figure, or a unit that does not fit the figure.
-        """
+        """Parses text such as `compile_s<=120` or `peak_memory_bytes<=40GiB`; raises ConfigError if it does not fit."""
         found = re.fullmatch(r"\s*(\w+)\s*(<=|>=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
         if found is None:
             raise ConfigError(f"constraint {text!r} is not a bound; write it like compile_s<=120 or peak_memory_bytes<=40GiB")
@@ -144,11 +136,7 @@ class Aims:
 
     @classmethod
     def parse(cls, objectives: Iterable[str] = (), constraints: Iterable[str] = ()) -> Aims:
-        """Parses objectives and constraints; without objectives, uses the default three.
-
-        Raises:
-            ConfigError: An invalid objective or constraint, or the same objective twice.
-        """
+        """Parses objectives (by default the usual three) and constraints; raises ConfigError for an invalid or repeated one."""
         chosen = tuple(Objective.parse(text) for text in objectives) or DEFAULT_OBJECTIVES
         return cls(chosen, tuple(Constraint.parse(text) for text in constraints))
 
@@ -177,12 +165,7 @@ class Aims:
         return [losses for losses in found if losses is not None]
 
     def refuse_infeasible(self, records: Sequence[Record]) -> None:
-        """Checks that at least one record meets the constraints.
-
-        Raises:
-            ConfigError: No record meets the constraints; the message names the constraint and the nearest figure, or says that
-                none is usable at all.
-        """
+        """Raises ConfigError if no record meets the constraints; the message names the constraint and the nearest figure."""
         if any(self.is_usable(record) for record in records):
             return
         measured = [record for record in records if record.get("status") == Status.OK and self.losses(record) is not None]

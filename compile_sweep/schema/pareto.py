@@ -36,11 +36,7 @@ def dominated(points: Sequence[Losses]) -> list[bool]:
 
 
 def reference_point(points: Sequence[Losses]) -> Losses:
-    """Returns a hypervolume's reference point: a tenth of the points' range worse than the worst, in each objective.
-
-    Raises:
-        ValueError: There are no points.
-    """
+    """Returns a hypervolume's reference point: a tenth of the points' range worse than the worst, in each objective."""
     if not points:
         raise ValueError("a reference point needs points")
     worst = [max(values) for values in zip(*points, strict=True)]

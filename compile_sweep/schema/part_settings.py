@@ -15,11 +15,7 @@ from compile_sweep.schema.setting_text import as_mapping, check_name, parse_choi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """How one part is compiled. None takes the setting of the whole.
-
-    Raises:
-        SettingsError: the fields cannot be combined.
-    """
+    """How one part is compiled. None takes the setting of the whole; SettingsError for fields that cannot be combined."""
 
     mode: Mode | None = None
     dynamic: Dynamic | None = None
@@ -37,11 +33,7 @@ class PartSettings:
         _refuse_symbolic_graphs("", self.mode, self.dynamic)
 
     def check_against_whole(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
-        """Checks this part against the settings of the whole, from which it takes what it leaves out.
-
-        Raises:
-            SettingsError: they exclude each other.
-        """
+        """Refuses a part that contradicts the settings of the whole, from which it takes what it leaves out."""
         if self.compile is not False:
             _refuse_symbolic_graphs(f"parts.{name}: ", self.mode or mode, self.dynamic or dynamic)
 

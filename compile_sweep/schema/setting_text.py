@@ -49,11 +49,7 @@ def with_batch_size(arguments: Sequence[str], option: str, size: int) -> tuple[s
 
 
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
-    """Returns the member of `kind` that `value` names.
-
-    Raises:
-        SettingsError: There is no such member.
-    """
+    """Returns the member of `kind` that `value` names; raises SettingsError if there is none."""
     try:
         return kind(str(value))
     except ValueError:
@@ -64,11 +60,7 @@ def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
 
 
 def parse_switch(name: str, value: object) -> bool:
-    """Parses on or off.
-
-    Raises:
-        SettingsError: neither.
-    """
+    """Parses on or off; raises SettingsError for anything else."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value in ("on", "off", "true", "false"):
@@ -77,11 +69,7 @@ def parse_switch(name: str, value: object) -> bool:
 
 
 def parse_count(name: str, value: object, unit: str) -> int:
-    """Parses a whole number of 1 or more, also from text.
-
-    Raises:
-        SettingsError: anything else; the message names the `unit` that is counted.
-    """
+    """Parses a whole number of 1 or more, also from text; raises SettingsError, with the `unit` that is counted, for others."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -90,11 +78,7 @@ def parse_count(name: str, value: object, unit: str) -> int:
 
 
 def parse_fraction(name: str, value: object) -> float:
-    """Parses a number from 0 to 1, also from text.
-
-    Raises:
-        SettingsError: anything else.
-    """
+    """Parses a number from 0 to 1, also from text; raises SettingsError for anything else."""
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
     except ValueError:
@@ -105,11 +89,7 @@ def parse_fraction(name: str, value: object) -> float:
 
 
 def parse_lengths(name: str, value: object) -> tuple[int, ...]:
-    """Parses ascending lengths in tokens, from a list or from text such as 32/64/256.
-
-    Raises:
-        SettingsError: not lengths, or not ascending.
-    """
+    """Parses ascending lengths in tokens, from a list or from text such as 32/64/256; raises SettingsError for others."""
     if isinstance(value, str):
         value = value.split("/")
     if not isinstance(value, Iterable) or not (found := tuple(parse_count(name, one, "tokens") for one in value)):
@@ -120,11 +100,7 @@ def parse_lengths(name: str, value: object) -> tuple[int, ...]:
 
 
 def parse_option(value: object) -> Scalar:
-    """Parses the value of an option: on and off are bools, digits are numbers, anything else is text.
-
-    Raises:
-        SettingsError: text of several lines, or a number that is not finite or does not fit 64 bits.
-    """
+    """Parses an option's value: on and off are bools, digits are finite 64-bit numbers, anything else is text of one line."""
     if isinstance(value, str):
         value = _read(value.strip())
     if isinstance(value, bool) or (isinstance(value, str) and value.isprintable()):
@@ -135,11 +111,7 @@ def parse_option(value: object) -> Scalar:
 
 
 def parse_torch_option(value: object) -> Value:
-    """Parses the value of a torch option like `parse_option`; also parses 16/32/64 as a list of integers.
-
-    Raises:
-        SettingsError: The value is invalid, as in `parse_option`.
-    """
+    """Parses the value of a torch option like `parse_option`; also parses 16/32/64 as a list of integers."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}(/\d{1,18})+", value.strip(), re.ASCII):
         value = [int(number) for number in value.split("/")]
     if isinstance(value, list | tuple) and len(value) > 1 and all(type(number) is int for number in value):
@@ -170,11 +142,7 @@ def parse_options(
 
 
 def as_mapping(field: str, values: object) -> dict[Any, Any]:
-    """Returns a mapping, as JSON or a person's pairs hold it, as a dict.
-
-    Raises:
-        SettingsError: not a mapping.
-    """
+    """Returns a mapping, as JSON or a person's pairs hold it, as a dict; raises SettingsError for anything else."""
     if isinstance(values, Mapping):
         return dict(values)
     if isinstance(values, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in values):
@@ -183,11 +151,7 @@ def as_mapping(field: str, values: object) -> dict[Any, Any]:
 
 
 def check_name(field: str, name: object) -> None:
-    """Checks the name of an option, a part or a backend. Names appear in keys, and in generated source between quotes.
-
-    Raises:
-        SettingsError: the name has other characters.
-    """
+    """Refuses an option's, part's or backend's name that cannot stand in a key, or between quotes in generated source."""
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise SettingsError(f"{quote_value(name)} is not a valid name in {field}; use letters, digits, _, - and dots")
 
@@ -254,11 +218,7 @@ def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def parse_pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Yields each `field=value` of a comma-separated list.
-
-    Raises:
-        SettingsError: an item without `=`, or the same field twice.
-    """
+    """Yields each `field=value` of a comma-separated list; raises SettingsError without `=`, or for the same field twice."""
     seen = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = part.partition("=")

@@ -463,11 +463,7 @@ class CompileSettings:
         return 2 if self.dynamic is Dynamic.AUTO and min_length < max_length else 1
 
     def validate_for(self, max_length: int, min_length: int = 1) -> None:
-        """Checks that the settings can work with batches of `min_length` to `max_length` tokens.
-
-        Raises:
-            SettingsError: more buckets than the recompile limit, or a length that does not go with the sequences.
-        """
+        """Refuses settings that cannot work with batches of `min_length` to `max_length` tokens."""
         if min_length == max_length:
             self._refuse_lengths()
             return

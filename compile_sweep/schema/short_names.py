@@ -77,11 +77,7 @@ def setting_names(settings_keys: Iterable[str], baseline_key: str | None = None)
 
 
 def find_setting(ids: Mapping[str, str], name: str) -> str | None:
-    """The key of the setting with this id; None if `name` is not an id.
-
-    Raises:
-        ConfigError: it is an id, and no setting has it.
-    """
+    """The key of the setting with this id; None if `name` is not an id. Raises ConfigError if no setting has it."""
     if not _ID.fullmatch(name):
         return None
     if (key := next((key for key, own in ids.items() if own == name), None)) is None:
@@ -97,12 +93,7 @@ def is_name(text: str) -> bool:
 
 
 def resolve_name(text: str) -> str:
-    """Text that spells settings, with `DIR:A7` replaced by the key of that setting of the sweep in DIR.
-
-    Raises:
-        ConfigError: the sweep has no such setting.
-        RecordsError: its records cannot be read.
-    """
+    """Text that spells settings, with `DIR:A7` replaced by the key of that setting of the sweep in DIR, which must exist."""
     if not is_name(text):
         return text
     folder, _, name = text.rpartition(":")

@@ -85,12 +85,7 @@ def process_wide(settings: CompileSettings) -> None:
 def apply_to_modules(
     settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
 ) -> None:
-    """Compiles the targets or their repeated blocks; nothing compiles before their next call.
-
-    Raises:
-        ScriptError: scope=regional, and no target has repeated blocks; or the gradients of all targets are differentiated again.
-        SettingsError: There is a memory format, and no weights that it applies to.
-    """
+    """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be."""
     if settings.stance is not None:
         torch.compiler.set_stance(settings.stance)
     if settings.memory_format is not None:
@@ -116,11 +111,7 @@ def apply_to_modules(
 
 
 def compilable(targets: Sequence[Target]) -> list[Target]:
-    """Returns the targets that can be compiled.
-
-    Raises:
-        ScriptError: There are none.
-    """
+    """Returns the targets that can be compiled; raises ScriptError if there are none."""
     if found := [target for target in targets if not target.differentiated_twice]:
         return found
     names = ", ".join(target.name for target in targets)
@@ -159,11 +150,7 @@ _OUTSIDE_GRAPHS = "_is_outside_graphs"
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
-    """Compiles the loss functions that the script calls outside its modules.
-
-    Returns:
-        A sentence if there are no loss functions.
-    """
+    """Compiles the loss functions that the script calls outside its modules; returns a sentence if there are none."""
     if not settings.compile_loss:
         return []
     arguments = compile_arguments(settings, Dynamic.AUTO if settings.dynamic is Dynamic.MARK else None)

@@ -98,11 +98,7 @@ class ScriptJob:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScriptJob:
-        """Restores a job from the result of `to_dict`.
-
-        Raises:
-            TypeError: A field is missing, unknown, or of a wrong type.
-        """
+        """Restores a job from the result of `to_dict`; raises TypeError for fields that it did not write."""
         arguments = values.get("arguments")
         if not isinstance(arguments, list | tuple) or not all(isinstance(word, str) for word in arguments):
             raise TypeError(f"the script's arguments are {quote_value(arguments)}")
@@ -117,11 +113,7 @@ class ScriptJob:
         return {**asdict(self), "arguments": list(self.arguments)}
 
     def under(self, settings: CompileSettings) -> ScriptJob:
-        """Returns the job with the settings' batch size among the script's arguments; itself if they have none.
-
-        Raises:
-            ScriptError: nobody said by which option the script takes it.
-        """
+        """Returns the job with the settings' batch size among its arguments; ScriptError if its option is not known."""
         if settings.batch_size is None:
             return self
         if self.batch_argument is None:
@@ -219,11 +211,7 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
 
 
 def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has_batch_argument: bool = False) -> None:
-    """Refuses fields that only apply to scripts or, for a script, fields that cannot be applied to one.
-
-    Raises:
-        SettingsError: A field does not apply; the message names it and says why.
-    """
+    """Refuses fields that only apply to scripts or, for a script, fields that cannot be applied to one."""
     if is_script and (reason := refusal(candidate)):
         raise SettingsError(reason)
     if is_script and not has_batch_argument and {"batch_size", BATCH_SIZE} & candidate.keys():
@@ -234,11 +222,7 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
 
 
 def check_settings(settings: CompileSettings) -> None:
-    """Refuses settings that no script can run under.
-
-    Raises:
-        ScriptError: A setting does not apply; the message names it and says why.
-    """
+    """Refuses settings that no script can run under."""
     given = {name: value for name, value in settings.fields_that_apply().items() if name not in ("padding", "pad_multiple")}
     if reason := refusal(given):
         raise ScriptError(reason)

@@ -205,11 +205,7 @@ class ScriptTrial:
         return _judged(folder, self._eager_runs, outcome, told, findings) if self.is_first else {}
 
     def run_once(self, folder: Path) -> dict[str, Any]:
-        """Measures the settings without judging their numbers; returns the run's outcome.
-
-        Raises:
-            RunFailed: The script produced no result.
-        """
+        """Measures the settings without judging their numbers; returns the outcome. The recording stays in `folder`."""
         return self._once(folder, "measured", self.settings, tell=True)
 
     def _once(

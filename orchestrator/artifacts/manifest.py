@@ -208,11 +208,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
-        """Parses what `to_json` wrote, without verifying its signature.
-
-        Raises:
-            CacheError: The text is not a manifest, or is one of another version; the message is the end of a sentence.
-        """
+        """Parses what `to_json` wrote, without verifying its signature; raises CacheError for anything else."""
         try:
             values = json.loads(text.decode())  # given bytes, it would guess an encoding
             if not isinstance(values, dict):

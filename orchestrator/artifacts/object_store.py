@@ -41,11 +41,7 @@ Result = TypeVar("Result")
 
 
 def normalized(location: str) -> str:
-    """Returns a cache's URI in a form that means the same from any working directory of this host.
-
-    Raises:
-        CacheError: A store cannot be there.
-    """
+    """Returns a cache's URI in a form that means the same from any working directory; raises CacheError if none can be there."""
     try:
         return filesystem.normalized(location)
     except ValueError as error:
@@ -53,11 +49,7 @@ def normalized(location: str) -> str:
 
 
 def refuse_no_folder(location: str) -> None:
-    """Raises an error if a local path is not a folder and cannot become one.
-
-    Raises:
-        CacheError: The path or one of its parents is a file, for instance.
-    """
+    """Raises CacheError if a local path is not a folder and cannot become one."""
     try:
         filesystem.opened(location)
     except Exception as error:  # each library raises its own errors

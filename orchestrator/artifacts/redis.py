@@ -65,11 +65,7 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
 
 
 def check(location: str) -> None:
-    """Checks that the server answers.
-
-    Raises:
-        CacheError: The server cannot be reached, does not answer, or refuses the password; or any reason of `environment_for`.
-    """
+    """Checks that the server answers and accepts the password; raises CacheError if not."""
     url = environment_for(location)[URL_VARIABLE]
     import redis  # the client is optional, so it is imported only here
     from redis.backoff import NoBackoff

@@ -31,11 +31,7 @@ ActorClass = TypeVar("ActorClass")
 
 @contextmanager
 def start_actor(kind: type[ActorClass], name: str, *arguments: object) -> Iterator[ActorHandle[ActorClass]]:
-    """Runs an actor on the head while the block lasts. If it dies, Ray restarts it with empty state and repeats pending calls.
-
-    Raises:
-        ActorAlreadyExistsError: The cluster already has an actor of this name.
-    """
+    """Runs an actor on the head while the block lasts. If it dies, Ray restarts it with empty state and repeats pending calls."""
     options: Any = ray.remote(num_cpus=0, resources=HEAD_CLAIM)(kind)
     options = options.options(name=name, namespace=NAMESPACE, max_restarts=-1, max_task_retries=-1)
     actor = cast("ActorHandle[ActorClass]", options.remote(*arguments))
@@ -58,11 +54,7 @@ def _wait_until_gone(name: str, timeout_s: float = 30.0) -> None:
 
 
 def find_actor(kind: type[ActorClass], name: str) -> ActorHandle[ActorClass]:
-    """Returns the actor of this name and class, from any process in the cluster.
-
-    Raises:
-        ValueError: There is no such actor.
-    """
+    """Returns the actor of this name and class, from any process in the cluster; raises ValueError if there is none."""
     return cast("ActorHandle[ActorClass]", ray.get_actor(name, namespace=NAMESPACE))
 
 
@@ -75,11 +67,7 @@ def store_credentials(address: str) -> str:
 
 
 def with_credentials(shown: str) -> str:
-    """Returns the full address for one that `store_credentials` returned, from any process in the cluster.
-
-    Raises:
-        LookupError: The cluster does not know the address.
-    """
+    """Returns the full address for one that `store_credentials` returned; raises LookupError if the cluster does not know it."""
     if REDACTED not in shown:
         return shown
     found = internal_kv._internal_kv_get(shown, namespace=NAMESPACE.encode())

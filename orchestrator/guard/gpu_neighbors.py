@@ -62,11 +62,7 @@ class GpuNeighborMonitor:
                 self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def wait_until_alone(self, seconds: float) -> bool:
-        """Waits for other processes to leave the GPU, such as those of a trial that is shutting down.
-
-        Returns:
-            Whether the GPU is free.
-        """
+        """Waits so many seconds at most for other processes to leave the GPU; returns whether it is free."""
         ends_at = time.monotonic() + seconds
         while self.neighbors() or self._has_memory_of_others():
             if time.monotonic() >= ends_at:

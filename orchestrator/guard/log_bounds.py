@@ -24,11 +24,7 @@ _LONG_LINE_BYTES = 2**16
 
 
 def bound_logs(folder: Path) -> list[str]:
-    """Bounds the logs in a folder that no process writes to any more.
-
-    Returns:
-        A sentence for each log that was shortened.
-    """
+    """Bounds the logs in a folder that no process writes to any more; returns a sentence for each that was shortened."""
     sentences = []
     for path in sorted(folder.glob("*.log")) if folder.is_dir() else ():
         with suppress(OSError):

@@ -190,11 +190,7 @@ def _is_restarted() -> bool:
 
 @contextmanager
 def start_progress_actor() -> Iterator[ActorHandle[ProgressTracker]]:
-    """Runs the sweep's progress actor while the block lasts.
-
-    Raises:
-        SessionError: The cluster already has one.
-    """
+    """Runs the sweep's progress actor while the block lasts; raises SessionError if the cluster already has one."""
     from ray.exceptions import ActorAlreadyExistsError
 
     from orchestrator.cluster import head_actors
@@ -215,11 +211,7 @@ def find_progress_actor() -> ActorHandle[ProgressTracker]:
 
 
 def trial_progress(trial_id: str, timeout_s: float = 30.0) -> Progress | None:
-    """Returns the progress of one trial; None if it is not running.
-
-    Raises:
-        RayError: The progress actor does not answer in time.
-    """
+    """Returns the progress of one trial; None if it is not running. Raises RayError if the actor does not answer in time."""
     import ray
 
     running: list[Progress] = ray.get(find_progress_actor().running.remote(), timeout=timeout_s)

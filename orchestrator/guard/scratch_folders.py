@@ -30,10 +30,7 @@ _MARK = ".compile-sweep"
 
 @contextmanager
 def scratch_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
-    """Creates a private folder that exists while the block lasts.
-
-    First removes folders of the same prefix that killed drivers left behind.
-    """
+    """Creates a private folder that exists while the block lasts, after removing those of its prefix that killed drivers left."""
     base = base or Path(tempfile.gettempdir())
     remove_abandoned(prefix, base)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=base, ignore_cleanup_errors=True) as folder:
@@ -48,11 +45,7 @@ def scratch_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
 
 
 def check_temp_folder() -> None:
-    """Refuses a folder for temporary files in which nothing compiles: torch 2.13 splits the compiler's command like a shell.
-
-    Raises:
-        ConfigError: The folder's path contains a space, a quote or a backslash.
-    """
+    """Refuses a temporary folder with a space, a quote or a backslash: torch 2.13 splits the compiler's command like a shell."""
     folder = tempfile.gettempdir()
     if re.search(r"[\s'\"\\]", folder):
         raise ConfigError(

@@ -115,11 +115,7 @@ def clear_deadline() -> None:
 
 
 def start_reaper(scratch: Path) -> None:
-    """Starts the process that cleans up after this one.
-
-    Raises:
-        RuntimeError: This process does not carry the marker.
-    """
+    """Starts the process that cleans up after this one, which must carry the marker."""
     marker = os.environ.get(ATTEMPT_MARKER)
     if not marker:
         raise RuntimeError(f"{ATTEMPT_MARKER} is not set, so this process's children could not be identified")

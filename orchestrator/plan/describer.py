@@ -74,12 +74,7 @@ class Describer:
         self.close()
 
     def ask(self, what: str, **about: Any) -> Any:
-        """Returns the answer to a question of `compile_sweep.describe.answer`.
-
-        Raises:
-            WorkloadError: There is no such workload, its own code failed or did not end in time, or it ended the process.
-            SettingsError: The settings do not fit the workload.
-        """
+        """Returns the answer of `compile_sweep.describe.answer`; raises its errors, or WorkloadError after the deadline."""
         question = json.dumps({"ask": what, **about})
         if question not in self._answers:
             answered = self._answered(question)

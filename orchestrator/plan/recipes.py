@@ -360,11 +360,7 @@ def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe called `name`.
-
-    Raises:
-        ConfigError: There is no such recipe.
-    """
+    """Returns the recipe called `name`; raises ConfigError if there is none."""
     if name not in RECIPES:
         close = get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(RECIPES)}"

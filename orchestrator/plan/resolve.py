@@ -42,11 +42,7 @@ GIVEN = "given"
 
 
 def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool = False) -> Device:
-    """Returns what trials train on.
-
-    Raises:
-        ConfigError: A GPU is requested, and there is none.
-    """
+    """Returns what trials train on; raises ConfigError if a GPU is requested, and there is none."""
     device = config.device or (Device.CUDA if environment.gpu else Device.CPU)
     if device is Device.CUDA and not environment.gpu and not only_plans and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
@@ -56,11 +52,7 @@ def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool
 
 
 def folder_of(config: SweepConfig, run: Run) -> Path:
-    """Returns the sweep's folder.
-
-    Raises:
-        ConfigError: Nothing says which sweep to resume, or `~` names an unknown user.
-    """
+    """Returns the sweep's folder; raises ConfigError if nothing says which sweep to resume, or `~` names an unknown user."""
     if run.output is not None:
         return expanded("--output", run.output)
     if run.resume:
@@ -86,11 +78,7 @@ def _recipe(config: SweepConfig, run: Run) -> str:
 
 
 def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, environment: Environment, output: Path) -> SweepConfig:
-    """Fills in everything except what the workload decides, so that the configuration means the same in any folder.
-
-    Raises:
-        ConfigError, SettingsError: An option does not work here, whatever the workload.
-    """
+    """Fills in everything except what the workload decides, so that the configuration means the same in any folder."""
     device = device_of(config, environment, only_plans=run.dry_run)
     if config.largest_batch:
         refuse_largest_batch(device)
@@ -121,11 +109,7 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
 
 
 def refuse_largest_batch(device: Device, target: Target | None = None) -> None:
-    """Refuses a search for the largest batch where there is no limit to find, or no size to choose.
-
-    Raises:
-        ConfigError: The device is a CPU, or the workload takes no batch size.
-    """
+    """Refuses a search for the largest batch on a CPU, which has no limit, or for a workload that takes no batch size."""
     if device is Device.CPU:
         raise ConfigError("--largest-batch needs a GPU: without one, what takes too much memory is killed by the system")
     if target is not None and (excluded := choose([{"scope": Scope.EAGER, "batch_size": 1}], target).excluded):
@@ -133,11 +117,7 @@ def refuse_largest_batch(device: Device, target: Target | None = None) -> None:
 
 
 def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, target: Target) -> SweepConfig:
-    """Adds the workload's size and the settings to try to what `resolve` returned.
-
-    Raises:
-        ConfigError, SettingsError: No setting is left to try, or something does not fit the workload.
-    """
+    """Adds the workload's size and the settings to try to what `resolve` returned; raises ConfigError if none is left."""
     recipe, chosen = _chosen(config, run, before, target)
     if target.is_script:
         chosen = with_baseline(chosen, compile_loss=run.compile_loss)
@@ -234,11 +214,7 @@ def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: T
 
 
 def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) -> None:
-    """Refuses settings that are wrong for any workload; `given` checks whether the others can be tried.
-
-    Raises:
-        ConfigError: A setting has an unknown field or value, or cannot work.
-    """
+    """Refuses settings that are wrong for any workload; `given` checks whether the others can be tried."""
     for candidate in _candidates(option, spelled, vary):
         if "num_buckets" not in candidate:  # buckets depend on the workload's lengths
             try:
@@ -248,11 +224,7 @@ def refuse_misspelled(option: str, spelled: Sequence[str], vary: Sequence[str]) 
 
 
 def given(option: str, spelled: Sequence[str], vary: Sequence[str], target: Target) -> Choice:
-    """Returns the settings of an option, crossed with the values of `--vary`.
-
-    Raises:
-        ConfigError: A setting cannot be tried here.
-    """
+    """Returns the settings of an option, crossed with the values of `--vary`; raises ConfigError if one cannot be tried here."""
     chosen = choose(_candidates(option, spelled, vary), target)
     if chosen.excluded:
         raise ConfigError(f"{option} {chosen.excluded[0].candidate}: {chosen.excluded[0].reason}")

@@ -135,11 +135,7 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
 
 
 def refuse_several_jobs(settings: Iterable[CompileSettings], job_options: Iterable[str]) -> None:
-    """Refuses settings that do different jobs, because the fastest would be the one with the least work.
-
-    Raises:
-        SettingsError: The settings differ in what a sample is.
-    """
+    """Refuses settings that differ in what a sample is, because the fastest would be the one with the least work."""
     every = [dict(setting.workload or ()) for setting in settings]
     for name in sorted(job_options):
         values = {format_value(chosen[name]) if name in chosen else "its usual value" for chosen in every}

@@ -86,10 +86,7 @@ def waited_s(plan: TrialPlan, progress: Progress | None) -> float:
 
 
 def cause_of(error: BaseException | None) -> MeasurementFailed | None:
-    """Extracts the exception that one of our workers raised from the worker group's error.
-
-    Returns None if no worker raised one, or if they failed only because a peer died without raising one.
-    """
+    """Returns the exception that a worker raised, from the group's error; None if none did, or only because a peer died."""
     failures = list(_failures(error).values())
     raised = [failure for failure in failures if isinstance(failure, MeasurementFailed)]
     own = [failure for failure in raised if not is_let_down(failure.error_type, failure.text)]

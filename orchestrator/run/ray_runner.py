@@ -56,11 +56,7 @@ class RayRunner:
         )
 
     def running(self) -> Sequence[Progress]:
-        """Returns the progress of every running trial.
-
-        Raises:
-            RayError: The progress actor does not answer in time.
-        """
+        """Returns the progress of every running trial; raises RayError if the progress actor does not answer in time."""
         import ray
 
         found: list[Progress] = ray.get(find_progress_actor().running.remote(), timeout=_PROGRESS_TIMEOUT_S)

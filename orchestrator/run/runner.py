@@ -77,12 +77,7 @@ class Runner(Protocol):
         ...
 
     def run(self, batch: Batch) -> None:
-        """Runs the trials of a batch; returns when none remains or none may start. Needs an open session.
-
-        Raises:
-            SweepFolderError: A record could not be written.
-            SessionError: What runs the trials failed.
-        """
+        """Runs the trials of a batch in an open session; raises SweepFolderError or SessionError. Returns when none may start."""
         ...
 
     def running(self) -> Sequence[Progress]:

@@ -57,11 +57,7 @@ _SAME_S = 1.0
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """Connects to the cluster in `RAY_ADDRESS`, or runs Ray on this host, on 127.0.0.1 only, while the block lasts.
-
-    Raises:
-        SessionError: Ray does not start or answer, or the address is not that of a cluster that includes this host.
-    """
+    """Connects to the cluster in `RAY_ADDRESS`, or runs Ray on this host, on 127.0.0.1 only, while the block lasts."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address == "local" or address.startswith("ray://"):
         raise SessionError(

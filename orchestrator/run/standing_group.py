@@ -136,12 +136,7 @@ class StandingGroup:
         return self._thread.is_alive()
 
     def run(self, assignment: Assignment, marker: str) -> Mapping[str, Any]:
-        """Makes an attempt; returns the figures of worker 0.
-
-        Raises:
-            WorkerGroupError: A worker's child failed.
-            Exception: The error that ended the group, as raised by Ray Train.
-        """
+        """Makes an attempt and returns the figures of worker 0; raises WorkerGroupError, or the error that ended the group."""
         number = next(self._numbers)
         self._mailbox.post(number, {"assignment": assignment.to_dict(), "marker": marker})
         while not self._mailbox.are_gone(number):

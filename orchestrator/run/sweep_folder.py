@@ -48,11 +48,7 @@ MAX_ENDS = 2
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Creates the folder and locks it against other drivers on this host, until the block or this process ends.
-
-    Raises:
-        SweepFolderError: Another driver uses the folder, or it is not writable.
-    """
+    """Creates the folder and locks it until the block or this process ends; raises SweepFolderError if another driver has it."""
     _make_writable(folder)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -68,11 +64,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
-    """Creates the folder for a new sweep and returns its records, of which there are none yet.
-
-    Raises:
-        SweepFolderError: The folder already holds a sweep, or is not writable.
-    """
+    """Creates a new sweep's folder and returns its records, none yet; raises SweepFolderError if it holds a sweep."""
     refuse(folder, config, environment, to_resume=False)
     _make_writable(folder)
     with _in_a_sentence(folder):
@@ -86,12 +78,7 @@ def begin(folder: Path, config: SweepConfig, environment: Environment, commit: s
 
 
 def resume(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
-    """Reopens the folder and returns its records; a folder without a sweep is begun.
-
-    Raises:
-        SweepFolderError: The folder holds another sweep, or one begun in an environment whose figures are not comparable.
-        RecordsError: sweep.json or trials.jsonl is damaged.
-    """
+    """Reopens the folder and returns its records; begins it if it holds no sweep. Raises SweepFolderError for another sweep."""
     if not _holds(folder, record.SWEEP_FILE):
         return begin(folder, config, environment, commit)
     done = refuse(folder, config, environment, to_resume=True)
@@ -114,11 +101,7 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
 
 
 def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> list[record.TrialRecord]:
-    """Raises the error that `begin` or `resume` would raise, without writing; returns the folder's records.
-
-    Raises:
-        SweepFolderError, RecordsError: For the reasons of `begin` or `resume`.
-    """
+    """Raises the error that `begin` or `resume` would raise, without writing; returns the folder's records."""
     if not (to_resume and _holds(folder, record.SWEEP_FILE)):
         if _holds(folder, record.SWEEP_FILE) or _holds(folder, record.TRIALS_FILE):
             raise SweepFolderError(f"{folder} holds a sweep already; add --resume to go on with it, or name another --output")
@@ -155,11 +138,7 @@ def only_drives(config: SweepConfig, environment: Environment) -> bool:
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """Reads `sweep.json`.
-
-    Raises:
-        RecordsError: The file is damaged or of another version.
-    """
+    """Reads `sweep.json`; raises RecordsError if it is damaged or of another version."""
     path = folder / record.SWEEP_FILE
     try:
         values = json.loads(journal.read_regular(path).decode("utf-8"))
@@ -269,11 +248,7 @@ def _in_a_sentence(folder: Path) -> Iterator[None]:
 
 
 def stored_config(output: Path) -> SweepConfig | None:
-    """Reads the sweep's configuration from `sweep.json`; None if there is none.
-
-    Raises:
-        RecordsError: The file cannot be read, or neither this version nor an earlier one wrote it.
-    """
+    """Reads the configuration from `sweep.json`; None if there is none. Raises RecordsError if no version of ours wrote it."""
     path = output / record.SWEEP_FILE
     try:
         if not path.exists():
@@ -316,12 +291,7 @@ def withdrawn_if_ended_in_order(folder: Path) -> Iterator[None]:
 
 
 def record_poison(folder: Path, config: SweepConfig) -> list[str]:
-    """Records each setting during which the sweep died too often, so that it is skipped; returns a sentence for each.
-
-    Raises:
-        RecordsError: The folder's records are damaged.
-        OSError: A record cannot be written.
-    """
+    """Records each setting during which the sweep died too often, so that it is skipped; returns a sentence for each."""
     recorded = {trial.trial_id for trial in record.read(folder)}
     ends: dict[str, list[str]] = {}
     for trial_id, key in _starts(folder).items():

@@ -85,11 +85,7 @@ Ask = Callable[..., Any]
 
 
 def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str, str | None]:
-    """Tries one setting and appends its record.
-
-    Returns:
-        The record's status, and why no further trial should start, as `append_record` does.
-    """
+    """Tries one setting, appends its record, and returns its status, and why no further trial should start, if any."""
     folder = Path(assignment.plan.folder)
     if is_recorded(folder, assignment.trial_id):  # by an earlier process, which died or was abandoned before it could report
         return "recorded", None

@@ -239,11 +239,7 @@ def _has_host(assignment: Assignment, ended: threading.Event) -> bool:
 
 
 def train_loop(values: dict[str, Any]) -> dict[str, Any]:
-    """Runs the trial in each worker. Ray Train's `train_loop_per_worker`.
-
-    Raises:
-        MeasurementFailed: Any failure; the traceback is in the trial's log.
-    """
+    """Runs the trial in each worker. Ray Train's `train_loop_per_worker`."""
     assignment = Assignment.from_dict(values["assignment"])
     return work(assignment, RayParent(assignment, ray.train.get_context().get_world_rank()))
 

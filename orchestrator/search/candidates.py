@@ -25,11 +25,7 @@ _ORDER = ("scope", "dynamic", "mode", "padding", "group_window", "optimizer", "a
 
 
 class Candidates:
-    """Settings to choose from, without duplicates, and their fields as numbers.
-
-    Raises:
-        ConfigError: There are no settings.
-    """
+    """Settings to choose from, at least one, without duplicates, and their fields as numbers."""
 
     def __init__(self, settings: Sequence[CompileSettings]) -> None:
         unique = {setting.key: setting for setting in settings}

@@ -33,11 +33,7 @@ class Origin:
 
     @classmethod
     def of_all(cls, found: Iterable[TrialRecord]) -> Origin:
-        """Returns the common origin of several records' figures; trials that died do not reveal the environment.
-
-        Raises:
-            ValueError: There are no records.
-        """
+        """Returns the common origin of several records' figures; trials that died do not reveal the environment."""
         origins = [cls.of(record) for record in found]
         if not origins:
             raise ValueError("an origin needs records")

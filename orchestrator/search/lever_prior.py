@@ -147,20 +147,12 @@ def _product(one: Sequence[float], other: Sequence[float]) -> float:
 
 @cache
 def shipped_prior() -> Prior:
-    """Returns the prior that comes with the package.
-
-    Raises:
-        ConfigError: The installed file is not what this version wrote.
-    """
+    """Returns the prior that comes with the package."""
     return parse_prior(files("orchestrator.search").joinpath(PRIOR_FILE).read_text(encoding="utf-8"))
 
 
 def parse_prior(text: str) -> Prior:
-    """Returns the prior that JSON text holds.
-
-    Raises:
-        ConfigError: The text is not what `benchmarks.levers.lever_prior` writes.
-    """
+    """Returns the prior that `benchmarks.levers.lever_prior` wrote as JSON; raises ConfigError for other text."""
     try:
         told = json.loads(text)
         if told["schema_version"] != SCHEMA_VERSION:

@@ -245,10 +245,7 @@ class LeverSearch:
         return np.array([guessed_compile_s(one, self._facts) for one in self._candidates.settings])
 
     def plan(self, seconds: float) -> list[Step]:
-        """Returns the first settings that would be tried in so many seconds if each met its expectation.
-
-        This marks them as tried, so do not search with the same object afterwards.
-        """
+        """Returns the first settings that would be tried in so many seconds, and marks them as tried."""
         steps: list[Step] = []
         while (step := self.next_step()) is not None and (seconds := seconds - step.seconds) >= 0 and len(steps) < _MOST_PLANNED:
             steps.append(step)

@@ -40,11 +40,7 @@ def nsga2(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def gp(seed: int) -> optuna.samplers.BaseSampler:
-    """Returns Gaussian processes with expected hypervolume improvement.
-
-    Raises:
-        ConfigError: scipy is not installed.
-    """
+    """Returns Gaussian processes with expected hypervolume improvement; raises ConfigError if scipy is not installed."""
     if find_spec("scipy") is None:
         raise ConfigError("the searcher gp needs scipy, which is not installed; pip install scipy, or use another searcher")
     return optuna.samplers.GPSampler(seed=seed, deterministic_objective=True)

@@ -48,12 +48,7 @@ _TOO_LITTLE_LEFT = "no setting fits in what is left of the budget"
 
 
 def learned_for(config: SweepConfig, environment: Environment) -> Learned:
-    """Reads what the sweeps named in a configuration can teach it.
-
-    Raises:
-        ConfigError: One of them has no records, or has another workload or environment.
-        RecordsError: One of them cannot be read.
-    """
+    """Reads what the sweeps named in a configuration can teach it; raises ConfigError if one does not fit."""
     if not config.search.learn_from:
         return Learned()
     origin = Origin(

@@ -19,11 +19,7 @@ class StableFront:
 
     @classmethod
     def parse(cls, text: str) -> StableFront:
-        """Parses a rule such as `front stable for 6 trials`.
-
-        Raises:
-            ConfigError: The text is not such a rule.
-        """
+        """Parses a rule such as `front stable for 6 trials`; raises ConfigError for other text."""
         found = re.fullmatch(r"\s*front\s+stable\s+for\s+([1-9]\d{0,5})\s+trials?\s*", text)
         if found is None:
             raise ConfigError(f'--stop "{text}" is not a rule; write it like "front stable for 6 trials"')

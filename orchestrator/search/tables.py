@@ -64,12 +64,7 @@ class Table:
 
 
 def read_table(folder: Path) -> Table:
-    """Reads the table in a folder.
-
-    Raises:
-        RecordsError: There is no folder or log, it has no record or one of another schema, or its trials are not all of one
-            workload in one environment.
-    """
+    """Reads the table in a folder, whose records must be of one workload in one environment; raises RecordsError if not."""
     try:
         if not (folder / TRIALS_FILE).is_file():
             raise RecordsError(f"{folder} holds no {TRIALS_FILE}; {_SWEEP}")

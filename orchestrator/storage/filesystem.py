@@ -26,11 +26,7 @@ _GCS_PATIENCE_S = 12
 
 
 def normalized(location: str) -> str:
-    """Returns a URI or folder in a form that means the same from any working directory of this host.
-
-    Raises:
-        ValueError: files cannot be kept there; the message is a sentence without its subject.
-    """
+    """Returns a URI or folder in a form that means the same in any folder; raises ValueError if it cannot hold files."""
     if not location.strip():
         raise ValueError("can be kept at an empty location; name a folder or a URI")
     scheme, colon, _ = location.partition("://")
@@ -99,11 +95,7 @@ def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) ->
 
 
 def files(filesystem: FileSystem, root: str) -> list[FileInfo]:
-    """Lists every file below a folder; empty if there is no folder.
-
-    Raises:
-        Exception: Any error of the file system's library; NotADirectoryError if the folder is a file.
-    """
+    """Lists every file below a folder; empty if there is no folder. Raises any error of the file system's library."""
     selector = FileSelector(root, recursive=True, allow_not_found=True)
     try:
         infos = filesystem.get_file_info(selector)

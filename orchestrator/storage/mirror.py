@@ -49,11 +49,7 @@ State = tuple[int, int]
 
 
 def normalized(location: str) -> str:
-    """Returns the URI or folder of a storage in a form that means the same from any working directory of this host.
-
-    Raises:
-        StorageError: Results cannot be kept there.
-    """
+    """Returns a storage's location in a form that means the same in any folder; raises StorageError if it cannot be one."""
     try:
         return filesystem.normalized(location)
     except ValueError as error:
@@ -114,23 +110,14 @@ class Storage:
         return filesystem.without_credentials(self.uri)
 
     def holds_sweep(self) -> bool:
-        """Tells whether the storage holds a sweep.
-
-        Raises:
-            StorageError: The storage does not answer.
-        """
+        """Tells whether the storage holds a sweep; raises StorageError if it does not answer."""
         try:
             return bool(self._filesystem.get_file_info(f"{self._root}/{SWEEP_FILE}").is_file)
         except Exception as error:  # each library raises its own errors
             raise self._unusable(error) from None
 
     def refuse_another(self) -> None:
-        """Raises an error if a new sweep would be copied over another one.
-
-        Raises:
-            SweepFolderError: The storage holds a sweep.
-            StorageError: The storage does not answer, or is a folder that cannot be written to.
-        """
+        """Raises SweepFolderError if a new sweep would replace another, StorageError if nothing can be written."""
         try:
             filesystem.refuse_no_folder(*self._opened, to_write=True)
         except Exception as error:  # each library raises its own errors
@@ -169,11 +156,7 @@ class Storage:
         return len(lacking) + len(behind)
 
     def copy(self) -> int:
-        """Copies files that changed in the folder since the last call; returns how many.
-
-        Raises:
-            StorageError: The storage does not answer; the next call copies the rest.
-        """
+        """Copies files that changed since the last call; returns how many. After a StorageError the next call copies the rest."""
         count = 0
         try:
             for name in self._local_names():

@@ -46,11 +46,7 @@ class Destination:
 
     @classmethod
     def parse(cls, text: str) -> Destination:
-        """Parses `SERVICE:WHERE`.
-
-        Raises:
-            ConfigError: The text does not name a destination.
-        """
+        """Parses `SERVICE:WHERE`; raises ConfigError for other text."""
         name, colon, where = text.strip().partition(":")
         if name not in list(Service) or not colon or not where.strip():
             raise ConfigError(f"--log-to {shown(text)!r} is not a place to log to; write it like {_LIKE}")
@@ -180,11 +176,7 @@ class SweepFacts(NamedTuple):
 
 
 def facts_of(output: Path) -> SweepFacts:
-    """Reads a sweep's facts from the folder's `sweep.json`.
-
-    Raises:
-        RecordsError: The file is missing, or this version did not write it.
-    """
+    """Reads a sweep's facts from the folder's `sweep.json`; raises RecordsError if this version did not write it."""
     sweep: dict[str, Any] = sweep_folder.read_sweep(output)
     config, environment = dict(sweep["config"]), dict(sweep["environment"])
     name = output.absolute().name

@@ -142,12 +142,7 @@ class Delivery:
 
 
 def opened(destination: Destination, output: Path) -> Tracker:
-    """Opens the tracker of a destination.
-
-    Raises:
-        ConfigError: The tracker's library is not installed.
-        Exception: Any error of that library.
-    """
+    """Opens a destination's tracker; raises ConfigError if its library is not installed, or any error of that library."""
     openers: dict[Service, Callable[[str, Path], Any]] = {
         Service.MLFLOW: _mlflow, Service.TENSORBOARD: _tensorboard, Service.WANDB: _wandb,
     }  # fmt: skip

@@ -16,11 +16,7 @@ DEADLINE_S = 3600.0
 
 
 def bisect(subject: Subject, console: Console, servers: Servers) -> int:
-    """Finds the module that is wrong under a setting and prints it; takes the arguments of `explain`.
-
-    Returns:
-        The command's exit code: 0 if there is an answer, whatever it is, and 1 if not.
-    """
+    """Prints which module is wrong under a setting; returns exit code 0 if there is an answer, otherwise 1."""
     print_subject(subject, console)
     console.print("compiling one part at a time …", markup=False, highlight=False)
     assignment, attempt, _ = measured_alone(subject, servers, trial_deadline_s=DEADLINE_S, bisects=True)

@@ -48,11 +48,7 @@ class Subject:
 
 
 def explain(subject: Subject, console: Console, servers: Servers) -> int:
-    """Measures the setting and prints the findings; records nothing.
-
-    Returns:
-        The command's exit code: 0 if there is a measurement, whatever it says about the setting, and 1 if there is none.
-    """
+    """Measures the setting and prints the findings; returns exit code 0 if there is a measurement, otherwise 1."""
     print_subject(subject, console)
     measured = partial(
         measured_alone,
@@ -93,11 +89,7 @@ def measured_alone(
     on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
     **own: Any,
 ) -> tuple[Assignment, Attempt, str]:
-    """Makes one attempt and removes everything it leaves behind.
-
-    Returns:
-        The assignment, the attempt's result, and its log.
-    """
+    """Makes one attempt and removes everything it leaves behind; returns the assignment, the result and the log."""
     with tempfile.TemporaryDirectory(prefix="compile-sweep-alone-") as scratch:
         plan = plan_alone(
             Path(scratch),

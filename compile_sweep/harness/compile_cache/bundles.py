@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 
 def split_bundle(bundle: bytes) -> list[Artifact]:
-    """Splits a bundle that `torch.compiler.save_cache_artifacts` or `join_bundle` made into its entries.
-
-    Raises:
-        ValueError: The bytes are not a bundle, or it contains an entry that cannot be restored.
-    """
+    """Splits a bundle of `torch.compiler.save_cache_artifacts` or `join_bundle`; raises ValueError if it cannot be restored."""
     try:
         groups = AppendingByteSerializer.to_list(bundle, deserialize_fn=_read_group)
     except (AssertionError, RuntimeError) as error:  # raised by torch for bytes that are not a bundle or are damaged

@@ -154,11 +154,7 @@ def write_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> Non
 
 
 def inductor_path(artifact: Artifact) -> PurePosixPath:
-    """Returns the path, below Inductor's folder, of an artifact that is one file.
-
-    Raises:
-        ValueError: The key is not one that this module makes, and so could name a file elsewhere.
-    """
+    """Returns the path of an artifact below Inductor's folder; raises ValueError for a key that this module does not make."""
     key = artifact.key.partition("/")[0]
     match artifact.kind:
         case ArtifactKind.INDUCTOR:
@@ -209,11 +205,7 @@ def merge_choices(artifacts: Iterable[Artifact], folder: Path | None = None) -> 
 
 
 def split_choices(name: str, content: bytes) -> list[Artifact]:
-    """Splits a file of timings by operation: as one file, the timings of one trial would replace those of another.
-
-    Raises:
-        ValueError: The content is not such a file.
-    """
+    """Splits a file of timings by operation: as one file, the timings of one trial would replace those of another."""
     try:
         file = json.loads(content)
         found = list(_leaves(file["cache"], ()))
@@ -267,11 +259,7 @@ def _packed(folder: Path, files: list[Path]) -> bytes:
 
 
 def unpack_kernel(artifact: Artifact) -> dict[str, bytes]:
-    """Returns the files of a kernel's folder by name; lists of paths contain the placeholder for the folder.
-
-    Raises:
-        ValueError: A name is not that of a file in a kernel's folder.
-    """
+    """Returns the files of a kernel's folder by name, which must be plain; lists of paths have a placeholder for the folder."""
     try:
         with zipfile.ZipFile(io.BytesIO(artifact.content)) as archive:
             files = archive.infolist()

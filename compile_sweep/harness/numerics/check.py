@@ -134,11 +134,7 @@ def judge(
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
 ) -> Numerics:
-    """Judges a compiled run by existing eager runs; takes the same arguments as `check_numerics`.
-
-    Raises:
-        ValueError: The runs are not of the same length.
-    """
+    """Judges a compiled run by existing eager runs of the same length; takes the same arguments as `check_numerics`."""
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
         raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
