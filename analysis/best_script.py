@@ -215,7 +215,6 @@ def _helpers() -> dict[str, tuple[str, str]]:
 
 
 def _defined(code: str) -> str:
-    """Returns the name that a top-level statement defines."""
     found = re.match(r"(?:def )?(\w+)", code)
     return found[1] if found else ""
 

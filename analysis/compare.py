@@ -153,7 +153,6 @@ def _recommended(trials: pd.DataFrame, attempts: Attempts) -> str:
 
 
 def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> list[pd.DataFrame]:
-    """Returns the attempts of each repeat of A."""
     named = [before, after, *repeats]
     for at, folder in enumerate(repeats, start=2):
         if folder.resolve() in [other.resolve() for other in named[:at]]:
@@ -163,7 +162,6 @@ def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> 
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    """Yields the lines of the comparison as text."""
     yield from sentences(comparison)
     for pair in comparison.pairs:
         status = status_of(pair)

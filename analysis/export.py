@@ -208,7 +208,6 @@ def _chosen(told: Options, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.S
 
 
 def _seed(folder: Path) -> int:
-    """Returns the seed of the sweep's batches."""
     seed = load_sweep(folder).config.get("seed")
     if seed is not None and type(seed) is not int:
         raise ConfigError(
@@ -218,7 +217,6 @@ def _seed(folder: Path) -> int:
 
 
 def _asked_for(df: pd.DataFrame, key: str) -> pd.Series:
-    """Returns the setting's usable trial that counts."""
     counted = standing(df)
     named = counted[counted["settings_key"] == key]
     usable = named[named["status"] == Status.OK]
@@ -249,7 +247,6 @@ def _write(path: Path, contents: str) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes a file atomically."""
     try:
         with published(path) as unfinished:
             write(unfinished)

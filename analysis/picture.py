@@ -160,7 +160,6 @@ def _run(browser: str, page: Path, height_px: int, what: str) -> str:
 
 
 def _svg(page: str) -> str:
-    """Returns the drawing that the script left in the page."""
     found = re.search(r'<pre id="svg">(.*?)</pre>', page, re.DOTALL)
     if found is None:
         raise PictureError("Chromium ended without a picture; run it by hand to see why")

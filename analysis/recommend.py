@@ -321,7 +321,6 @@ def _within(table: pd.DataFrame, constraints: Sequence[Constraint]) -> tuple[npt
 
 
 def _equals(found: Recommendation) -> list[str]:
-    """Says which other settings might be the fastest."""
     if found.equals.empty or found.decision.outcome is Outcome.STAY:
         return []
     names = [f"“{label}”" for label in found.equals["setting_name"]]

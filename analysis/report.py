@@ -87,7 +87,6 @@ def _shut_down_with_stdin(server: ReportServer) -> None:
 
 
 def _watch(folder: Path, port: int) -> None:
-    """Serves the report until interrupted."""
     with suppress(KeyboardInterrupt), ReportServer(folder, port) as server:
         print(server.url, flush=True)
         server.serve_forever()

@@ -61,7 +61,6 @@ def _groups(entries: Sequence[Entry], named: Mapping[str, Sequence[str]]) -> lis
 
 
 def _block(title: str, entries: Sequence[Entry]) -> str:
-    """Formats the entries below their title, in two columns."""
     width = min(_WIDEST, shutil.get_terminal_size().columns)
     lines = [f"{title}:"] if title and entries else []
     for entry in entries:
@@ -103,7 +102,6 @@ def _entry(field: Field[Any], kind: Any, marks: Sequence[Any], meaning: str) -> 
 
 
 def _metavar(kind: Any) -> str:
-    """Returns the placeholder for a value of this type."""
     if isinstance(kind, UnionType):
         return _metavar(next(one for one in get_args(kind) if one is not type(None)))
     if get_origin(kind) is tuple:

@@ -154,7 +154,6 @@ def _checked(options: type[Any], arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str, words: Sequence[str]) -> NoReturn:
-    """Raises tyro's complaint as one sentence."""
     see = f"see {prog} --help"
     match complaint:
         case complaints.UnrecognizedArgs(tokens=[word, *_]):

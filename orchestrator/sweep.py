@@ -162,7 +162,6 @@ def _pads(settings: CompileSettings, target: Target) -> bool:
 
 
 def _target(describer: Describer, config: SweepConfig, device: Device, job: ScriptJob | None) -> Target:
-    """Returns what settings must fit."""
     has_gpu = device is Device.CUDA
     machine: dict[str, Any] = {"has_gpu": has_gpu, "num_workers": config.workers_per_trial, "torch": describer}
     if job:
@@ -221,7 +220,6 @@ def _begun(run: Run) -> _Begun | None:
 
 
 def _storage(location: str | None, output: Path) -> Storage | None:
-    """Returns the copy of the sweep's folder; None if there is none."""
     chosen = mirror.chosen(location, output)
     return None if chosen is None else Storage(chosen, output)
 
@@ -309,12 +307,10 @@ _ALSO_WITH = {"explain": (), "bisect": (), "source": ("workers_per_trial",)}
 
 
 def _asked(run: Run) -> str | None:
-    """Returns the option that asks to look at one setting; None if a sweep is requested."""
     return next((option for option in _ALSO_WITH if getattr(run, option) is not None), None)
 
 
 def _one_setting(console: Console, command: SweepCommand, environment: Environment) -> int:
-    """Runs `--explain`, `--bisect` or `--source` instead of a sweep."""
     config, run = command.sweep, command.run
     asked = _asked(run) or ""
     spelled = getattr(run, asked)
@@ -353,7 +349,6 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
 def _given_one(
     describer: Describer, config: SweepConfig, device: Device, asked: str, spelled: object
 ) -> tuple[Target, CompileSettings]:
-    """Returns what the setting must fit, and the setting."""
     target = _target(describer, config, device, None)
     (setting,) = given(f"--{asked}", [str(spelled)], (), target).settings
     return target, setting

@@ -159,7 +159,6 @@ def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Diff
 
 
 def _measured(df: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Returns trials that count, are usable and have the figure."""
     return usable(standing(df), name)
 
 

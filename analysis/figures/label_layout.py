@@ -98,7 +98,6 @@ def _candidates(label: Label) -> npt.NDArray[np.float64]:
 
 
 def _around(label: Label, offsets: npt.NDArray[np.float64]) -> Boxes:
-    """Returns the label's rectangle at each offset."""
     half = np.array([label.width / 2, label.height / 2])
     centres = offsets + np.array([label.x, label.y])
     return np.hstack([centres - half, centres + half])

@@ -203,7 +203,6 @@ def _shown_s(at_s: float, pauses: Sequence[Pause]) -> float:
 
 
 def _share(spans: Sequence[Span], whole: float, *parts: str) -> float:
-    """Returns the fraction of all lanes' time that these parts took."""
     return sum(span.parts_s.get(part, 0.0) * len(span.lanes) for span in spans for part in parts) / whole if whole else 0.0
 
 
@@ -239,7 +238,6 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
 
 
 def _parts(row: pd.Series) -> dict[str, float]:
-    """Returns how long each part of the trial took, in order."""
     wall_s = number(row["wall_s"]) or 0.0
     warmup_s = number(row["warmup_s"]) or number(row["warm_warmup_s"])
     if warmup_s is None:

@@ -216,7 +216,6 @@ def packed(words: str) -> str:
 
 
 def _unknown(df: pd.DataFrame, found: Summary) -> str:
-    """Returns the text shown if nothing can be decided."""
     if found.best is None:
         return none_usable(df, found)
     return "Cannot tell what a job would take: no usable trial has both a throughput and its step times."

@@ -146,7 +146,6 @@ def _refuted(df: pd.DataFrame) -> list[str]:
 
 
 def _compiled(df: pd.DataFrame) -> pd.DataFrame:
-    """Returns the usable compiled trials among these."""
     measured = usable(df, "samples_per_s")
     return measured[(measured["scope"] != Scope.EAGER).to_numpy(dtype=bool)]
 
@@ -324,7 +323,6 @@ def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> Fro
 
 
 def _equals(uncertain: pd.DataFrame, index: object) -> pd.DataFrame:
-    """Returns the other members of a trial's group, the most probable first."""
     itself = uncertain.index == index
     group = uncertain[uncertain["equal_to"].isin(uncertain[itself]["equal_to"]) & ~itself]
     return group.sort_values("front_probability", ascending=False, kind="stable")

@@ -118,7 +118,6 @@ def one_structure(structures: Sequence[Structure | None]) -> tuple[Structure | N
 
 
 def _without(structure: Structure, names: Collection[str], name: str = "") -> Structure:
-    """Returns the structure with None in place of these constants."""
     if structure.kind == "constant":
         return dataclasses.replace(structure, value=None) if name in names else structure
     keys = structure.keys or tuple(range(len(structure.parts)))

@@ -388,7 +388,6 @@ def _arguments(
     *,
     fullgraph: bool | None = None,
 ) -> str:
-    """Returns the arguments of `torch.compile` after the first."""
     mode, dynamic = mode or settings.mode, dynamic or settings.dynamic
     fullgraph = settings.fullgraph if fullgraph is None else fullgraph
     options: dict[str, Any] = settings.inductor_options

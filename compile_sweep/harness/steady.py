@@ -253,7 +253,6 @@ def relative_width(window: Window) -> float:
 
 
 def _stratified_medians(times: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Computes stratified medians for times of shape (resampling, pass, batch)."""
     medians = np.zeros(len(times))
     for length in sorted(set(lengths)):
         of_length = np.flatnonzero(np.asarray(lengths) == length)

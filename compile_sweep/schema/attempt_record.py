@@ -208,7 +208,6 @@ class AttemptRecord:
 
     @classmethod
     def _current(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Returns the values in the form that this version writes."""
         return values
 
 
@@ -219,7 +218,6 @@ def figures(record: type[AttemptRecord]) -> Mapping[str, Figure]:
 
 @cache
 def _kinds(record: Any) -> Mapping[str, Any]:
-    """Returns the type of each field of such a record."""
     hints = get_type_hints(record)
     return {declared.name: hints[declared.name] for declared in fields(record)}
 

@@ -225,7 +225,6 @@ def read_regular(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
 
 
 def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
-    """Reads from the current position to the end."""
     if (size := os.fstat(file.fileno()).st_size) > max_bytes:
         raise OSError(
             errno.EFBIG, f"it has {size / 1e6:,.0f} MB, more than the {max_bytes / 1e6:,.0f} MB that it may have", str(path)
@@ -235,7 +234,6 @@ def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
 
 @contextmanager
 def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Opens the log while the block lasts."""
     try:
         descriptor = open_regular(path, flags)
     except OSError as error:
@@ -249,7 +247,6 @@ def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def _rest(descriptor: int, path: Path) -> bytes:
-    """Reads the log from the current position to its end."""
     with os.fdopen(descriptor, "rb", closefd=False) as log:
         return _whole(log, path, _MOST_LOG_BYTES)
 
@@ -340,7 +337,6 @@ def _is_sound(value: Any, levels: int) -> bool:
 
 
 def _integer(digits: str) -> int:
-    """Parses an integer that fits the column of a table."""
     if len(digits) > 20 or not -(2**63) <= (found := int(digits)) < 2**63:
         raise ValueError(f"an integer of {len(digits)} digits")
     return found

@@ -261,7 +261,6 @@ class ArtifactStore:
         return entries
 
     def _named_by_others(self, manifest_id: str) -> set[str]:
-        """Returns the digests that a manifest other than this one names."""
         others = [one for name, one in self._read().items() if isinstance(one, Manifest) and name != manifest_id]
         return {entry.digest for manifest in others for entry in manifest.entries}
 

@@ -47,7 +47,6 @@ _LENGTHS = ("dynamic", "num_buckets", "bucket_size")
 
 
 def _crossed(axes: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
-    """Yields each combination of one candidate per axis."""
     for chosen in product(*axes):
         yield {name: value for one in chosen for name, value in one.items()}
 
@@ -57,7 +56,6 @@ def _replaces(rare: Candidate, name: str) -> bool:
 
 
 def _ways_to_compile(target: Target) -> list[Candidate]:
-    """Returns scopes, with and without CUDA graphs."""
     scopes = ["full", *([] if target.has_blocks is False else ["regional"])]
     scopes += ["modular"] if target.parts and not target.trains else []  # for example parts of a loop that writes text
     modes: list[Candidate] = [{}, *([{"mode": "reduce-overhead"}] if target.has_gpu else [])]
@@ -66,7 +64,6 @@ def _ways_to_compile(target: Target) -> list[Candidate]:
 
 
 def _lengths(target: Target) -> list[Candidate]:
-    """Returns strategies for varying lengths."""
     if target.has_one_shape or target.is_script:
         return [{"dynamic": "auto"}]
     if target.unpadded_reason is not None:

@@ -139,7 +139,6 @@ def with_settings(config: SweepConfig, run: Run, *, before: SweepConfig | None, 
 
 
 def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None) -> float | None:
-    """Returns the seconds that the sweep may take."""
     effort, search = config.effort, config.search
     ends = {
         "--time-budget-s": config.time_budget_s,
@@ -159,7 +158,6 @@ def _time_budget_s(config: SweepConfig, device: Device, other_recipe: str | None
 
 
 def _words_of(recipe: str | None, before: SweepConfig | None) -> str:
-    """Describes what a sweep tries."""
     name = recipe or str(before and before.recipe)
     return "settings of its own" if name == GIVEN else name
 
@@ -176,7 +174,6 @@ def _compile_deadline_s(config: SweepConfig, budget_s: float | None) -> float:
 
 
 def _learned_from(folder: str) -> str:
-    """Returns the absolute folder of another sweep."""
     if "://" in folder:
         raise ConfigError(f"--learn-from {redact_uri(folder)} is an address; name the folder of a sweep on this host")
     return str(expanded("--learn-from", folder).absolute())
@@ -197,7 +194,6 @@ def _search(asked: SearchConfig, *, is_auto: bool = False) -> SearchConfig:
 
 
 def _chosen(config: SweepConfig, run: Run, before: SweepConfig | None, target: Target) -> tuple[str, Choice]:
-    """Returns the recipe's name and the settings to try."""
     if run.settings:
         return GIVEN, given("--settings", run.settings, run.vary, target)
     if config.recipe is None:
@@ -251,7 +247,6 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _cache(asked: str | None, output: Path) -> str | None:
-    """Returns where artifacts are stored; None for nowhere."""
     if HIDDEN in str(asked):
         raise ConfigError(f"the password of {asked} was not written down; give --cache-store again")
     if asked == AUTO:

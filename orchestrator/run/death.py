@@ -110,6 +110,5 @@ def _failures(error: BaseException | None) -> Mapping[int, BaseException]:
 
 
 def _lost(hosts: Iterable[str]) -> int:
-    """Counts the nodes that the cluster has lost."""
     there = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
     return sum(host not in there for host in hosts)

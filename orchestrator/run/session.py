@@ -82,7 +82,6 @@ def ray_session() -> Iterator[None]:
 
 @contextmanager
 def _kept_environment(*names: str) -> Iterator[None]:
-    """Restores these environment variables after the block."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

@@ -273,11 +273,9 @@ class Stages:
         return remaining.announcement([member for member in self._disturbed() if member.settings_key in keys])
 
     def _baseline_again(self) -> list[CompileSettings]:
-        """Returns the unchanged script if it was not measured since the last of the other settings."""
         return [] if self.config.script is None else remaining.baseline_again(self._done())
 
     def _to_start(self) -> list[CompileSettings]:
-        """Returns the members of the front that have not been started from their own artifacts."""
         front = self.fronts.present(self.output)
         return remaining.not_started(self.config, front, self._done(), record.read_warm_starts(self.output))
 

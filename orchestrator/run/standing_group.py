@@ -157,7 +157,6 @@ class StandingGroup:
 
 
 def _failure(assignment: Assignment, rank: int, outcome: Mapping[str, Any]) -> Exception:
-    """Returns the exception that a worker's outcome represents."""
     if "error_type" not in outcome:
         return WorkerDied(outcome["ending"])
     log = str(assignment.log_file(rank))

@@ -211,7 +211,6 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: P
 
 
 def _gpus(progress: Progress | None) -> dict[str, Any]:
-    """Returns where the attempt ran, whatever its outcome."""
     return {"gpus": list(progress.gpus)} if progress else {}
 
 
@@ -226,6 +225,5 @@ def _phases(progress: Progress | None, wall_s: float) -> dict[str, Any]:
 
 
 def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
-    """Returns what is known of a trial that was stopped."""
     ending = progress.stop_request if progress else None
     return {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}

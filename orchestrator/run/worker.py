@@ -411,7 +411,6 @@ def _largest_batch(workload: Workload, prepared: Prepared, findings: Sequence[st
 
 
 def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
-    """Finds the module whose numbers are wrong under the settings."""
     from compile_sweep.harness.measure import first_steps
     from compile_sweep.harness.numerics.bisect import bisect
     from compile_sweep.harness.protocol import Protocol
@@ -561,7 +560,6 @@ def run_script_forked(order: Order, assignment: str) -> NoReturn:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically."""
     written = path.with_name(f"{path.name}.new")
     written.write_text(text, encoding="utf-8")
     os.replace(written, path)

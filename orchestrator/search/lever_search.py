@@ -335,7 +335,6 @@ class LeverSearch:
         return mean, self.model.deviations(known, asked)
 
     def _seconds(self) -> Floats:
-        """Returns the estimated seconds of each candidate's trial."""
         settings = self._candidates.settings
         compiled = {place: took for place, took in self._took.items() if settings[place].scope is not Scope.EAGER}
         pace = compile_pace(

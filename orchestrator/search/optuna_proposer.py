@@ -111,7 +111,6 @@ class Asking:
         return tuple(map(max, zip(*told, strict=True))) if told else (0.0,) * len(self._aims.objectives)
 
     def _at(self, index: int) -> optuna.Trial:
-        """Returns a trial at this candidate."""
         row = self._candidates.codes[index]
         matching = np.arange(len(self._candidates))
         fixed = {}
@@ -124,7 +123,6 @@ class Asking:
         return self._answer()[0]
 
     def _answer(self) -> tuple[optuna.Trial, int]:
-        """Returns the sampler's next trial and the candidate it suggests."""
         with np.errstate(invalid="ignore"):  # GP harmlessly divides by zero if all options promise the same
             trial = self._study.ask()
             return trial, self._suggested(trial)

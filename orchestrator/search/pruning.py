@@ -177,7 +177,6 @@ class Pruning:
         return len(setting.shape_policy(self._facts.max_length, self._facts.min_length).lengths())
 
     def _while_compiling(self, sighting: Sighting, compiling_s: float) -> Stop | None:
-        """Decides about a trial that is warming up."""
         bounds = {"compile_s": max(0.0, compiling_s), "warmup_s": sighting.in_phase_s, "wall_s": sighting.elapsed_s}
         when = f"after {sighting.in_phase_s:.0f} s of compiling"
         if stop := self._breaking(bounds, when):
@@ -247,7 +246,6 @@ class Pruning:
         return float(cells.expected_gains([drawn[None] for drawn in draws], _WEIGHTS)[0]) / volume if volume else None
 
     def _drawn(self, setting: CompileSettings) -> list[Floats]:
-        """Returns possible losses of a setting, for each objective."""
         if self._expected is None or self._expected[0] != setting:
             known = np.stack([codes for _, codes in self._measured.values()])
             fields = self._candidates.likeness

@@ -204,7 +204,6 @@ class Search:
         return None
 
     def _untried(self) -> npt.NDArray[np.intp]:
-        """Returns the indices of the candidates without results."""
         told = {str(row["settings_key"]) for row in self._told}
         return np.array([place for place, key in enumerate(self._candidates.keys) if key not in told], dtype=np.intp)
 

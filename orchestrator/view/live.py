@@ -245,7 +245,6 @@ def _running_table(
 
 
 def _best(latest: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Returns the usable trials, those with the most samples per second first."""
     usable = [record for record in latest if record.status is Status.OK and record.samples_per_s is not None]
     return sorted(usable, key=lambda record: -(record.samples_per_s or 0.0))
 
@@ -265,7 +264,6 @@ def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[Tria
 
 
 def _gain(record: TrialRecord, today: TrialRecord | None) -> str:
-    """Formats throughput as a multiple of today's, with the range that both intervals allow."""
     if today is None or not record.samples_per_s or not today.samples_per_s:
         return "–"
     gain = f"{record.samples_per_s / today.samples_per_s:.2f}×"

@@ -199,7 +199,6 @@ class _ScriptCheck:
         )
 
     def _lines(self, settings: CompileSettings, run: _Run) -> Iterator[str]:
-        """Says what was found under a setting, with times."""
         found = run.figures
         before_ms = self.done[0].step_ms_median if self.done else None
         if before_ms is None:
@@ -214,7 +213,6 @@ class _ScriptCheck:
         yield from short_findings(found)
 
     def _breaks(self, settings: CompileSettings, run: _Run) -> Iterator[str]:
-        """Says what the compiler made of the modules."""
         yield _graphs(run.figures)
         yield from short_findings(run.figures)
 

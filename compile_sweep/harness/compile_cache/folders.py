@@ -307,7 +307,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _place(artifact: Artifact, folders: CacheFolders) -> Path:
-    """Returns where `write_artifacts` puts an artifact that is not a choice."""
     is_kernel = artifact.kind == ArtifactKind.TRITON
     return folders.triton / artifact.key if is_kernel else folders.inductor / inductor_path(artifact)
 

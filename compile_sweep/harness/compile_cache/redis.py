@@ -72,7 +72,6 @@ def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
 
 
 def _answer(backend: RedisRemoteCacheBackend, call: Callable[..., bytes | None], *arguments: Any) -> bytes | None:
-    """Returns the server's answer; after an error, returns None from now on."""
     import redis
 
     try:

@@ -134,7 +134,6 @@ class FiniteDifferences:
 
     @contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        """Makes evaluations in the block eager."""
         compiled_center = self._center
         self._is_eager = True
         try:
@@ -191,7 +190,6 @@ class FiniteDifferences:
                 self._restore()
 
     def _shake(self, seed: int) -> None:
-        """Changes every weight by a few roundings."""
         generator = torch.Generator(self._step.device).manual_seed(seed)
         with torch.no_grad():
             for parameter in self._parameters:

@@ -308,7 +308,6 @@ class _Search(FiniteDifferences):
         )
 
     def _wrong_layers(self, width: float, among: Sequence[str] | None) -> dict[str, float]:
-        """Returns the relative errors of single layers, the worst first."""
         moves = {name: move for name, move in self._moves(width).items() if move and (among is None or name in among)}
         if len(moves) > MAX_SINGLE_LAYERS:
             moves = self._worst_half(moves, width)

@@ -323,7 +323,6 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _columns(rows: Sequence[Tensor]) -> list[list[float]]:
-    """Returns the columns of a table whose rows are on the device."""
     return torch.stack([row.double() for row in rows]).T.tolist() if rows else []
 
 

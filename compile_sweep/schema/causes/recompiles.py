@@ -69,7 +69,6 @@ def plain_guard(guard: str) -> str:
 
 
 def _parts(guard: str) -> tuple[str, str, str]:
-    """Returns a guard's source, kind and value."""
     if found := _SIZE.match(guard):
         return found["source"], f"size {found['index']}", found["value"]
     if found := _PROPERTY.match(guard):

@@ -61,7 +61,6 @@ def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str
 
 
 def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slowness]:
-    """Yields the parts of the model that are not compiled."""
     if not found["graphs"]:
         yield Slowness("nothing compiled", "no graph was compiled", "see which parts run eagerly")
     if backend in _BACKENDS_WITHOUT_CODE:
