@@ -86,14 +86,7 @@ class Rerun(NamedTuple):
 
 
 def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> str:
-    """Returns the program for a trial's setting.
-
-    Args:
-        remarks: Sentences below the settings, such as why this setting was chosen, and the result of a run.
-
-    Raises:
-        ConfigError: The record has no source.
-    """
+    """Returns the program for a trial's setting, with remarks below; raises ConfigError if the record has no source."""
     source = text(trial["source"])
     if not source:
         raise ConfigError(f"the record of “{trial['settings_label']}” holds no source to export; measure it again")
@@ -130,11 +123,7 @@ def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> 
 def rerun(
     trial: pd.Series, script: str, *, timeout_s: float | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Rerun:
-    """Runs the program in a fresh process with empty compile caches and compares its throughput with the record's interval.
-
-    Args:
-        timeout_s: Seconds until the run is abandoned; None for four times what the trial took, plus ten minutes.
-    """
+    """Runs the program in a fresh process with empty caches, and compares its throughput with the record's interval."""
     limit_s = min(timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600, _LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="best-") as scratch:
         path = Path(scratch) / BEST_FILE

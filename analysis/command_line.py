@@ -55,14 +55,7 @@ _NAME_CHARS = 40
 
 @contextmanager
 def published(path: Path) -> Iterator[Path]:
-    """Renames what the block writes to its final name when it is complete; readers see the old file or the new one.
-
-    Yields:
-        Where to write.
-
-    Raises:
-        OSError: The location is not writable.
-    """
+    """Gives the block a temporary path, and renames it once all is written: readers see the old file or the new one."""
     temporary = path.parent / f".{path.name[:_NAME_CHARS]}.{os.getpid()}.tmp"
     try:
         yield temporary

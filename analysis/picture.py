@@ -97,12 +97,7 @@ def write_picture(folder: str | Path, path: str | Path, chart: str = FRONT) -> P
 
 
 def draw(chart: go.Figure, path: Path) -> Path:
-    """Draws any chart in its own size, and returns the picture's path: an SVG if it ends in .svg, else a PNG of twice the size.
-
-    Raises:
-        PictureError: There is no Chromium, or it drew nothing.
-        SweepFolderError: The path is not writable.
-    """
+    """Draws any chart in its own size, as SVG for .svg, else as a PNG of twice the size; PictureError if it cannot."""
     browser = _browser()
     height_px = int(chart.layout.height or HEIGHT_PX)
     is_svg = path.suffix.lower() == ".svg"

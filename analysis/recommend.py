@@ -328,11 +328,7 @@ def _equals(found: Recommendation) -> list[str]:
 
 
 def recommendation_markdown(found: Sequence[Recommendation]) -> str:
-    """Returns a table row per job, then a line per range of lengths with the setting that is the fastest in it.
-
-    Args:
-        found: Recommendations, at least one, for jobs that differ only in length.
-    """
+    """Returns a table row per job, of jobs that differ in length only, then a line per range with its fastest setting."""
     has_price = any(number(one.trial["cost"]) is not None for one in found)
     headings = ["steps", "verdict", "setting", "total (95 %)", "starting and compiling", "saves (95 %)", "probability of a gain"]
     headings += ["costs"] if has_price else []

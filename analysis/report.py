@@ -34,12 +34,7 @@ class Options:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Writes the folder's `report.html` atomically and returns its path.
-
-    Raises:
-        RecordsError: `sweep.json` or `trials.jsonl` is missing, or this version did not write it.
-        SweepFolderError: The path is not writable.
-    """
+    """Writes the folder's `report.html` atomically and returns its path; raises RecordsError or SweepFolderError."""
     folder = Path(folder)
     page = report_page(folder)
     path = folder / REPORT_FILE

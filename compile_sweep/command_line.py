@@ -190,14 +190,7 @@ def _value_of(flag: str, words: Sequence[str]) -> str:
 
 
 def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: Sequence[str]) -> tuple[Any, Command] | None:
-    """Returns the options and function of the command that the words begin with; prints help and returns None if asked.
-
-    Args:
-        commands: By name, the class of a command's options, whose docstring says what it does, and its function.
-
-    Raises:
-        UsageError: There is no such command, or the options do not fit it.
-    """
+    """Returns the options and function of the command that the words begin with; None after help. UsageError for other words."""
     name = words[0] if words else ""
     if name in command_help.WORDS:
         print(f"usage: {prog} COMMAND …, each with its own --help\n")

@@ -147,14 +147,7 @@ def answer(question: Mapping[str, Any]) -> Any:
 
 
 def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
-    """Builds the workload of this name.
-
-    Args:
-        size: One of its sizes; None for its first with a GPU and its last without.
-
-    Raises:
-        WorkloadError: There is no such workload, or it cannot be built; the message says why.
-    """
+    """Builds the workload, by default in its first size with a GPU and its last without; a WorkloadError says why it cannot."""
     import_named(name)  # before torch, so that a missing module is refused at once
     from compile_sweep.contract.base import load_workload
 

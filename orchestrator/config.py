@@ -328,14 +328,7 @@ class SweepConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SweepConfig:
-        """Restores a configuration from the result of `to_dict`, of this version or an earlier one.
-
-        Missing fields get their defaults.
-
-        Raises:
-            TypeError: A value has the wrong type.
-            ConfigError, SettingsError: A value does not work.
-        """
+        """Restores a configuration from the result of `to_dict`, of any version; TypeError or ConfigError if it does not work."""
         config: SweepConfig = _read("", cls, values)
         return config
 

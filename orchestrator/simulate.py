@@ -93,12 +93,7 @@ class Ground:
         at_once: int = 1,
         enough: float | None = None,
     ) -> Replay:
-        """Searches the table.
-
-        Args:
-            budget: Budget as in a live search; a trial that is running when it is spent still counts.
-            enough: Fraction of the hypervolume at which to stop; None continues.
-        """
+        """Searches the table until the rule, the budget, or that share (`enough`) of the hypervolume ends it."""
         spending = Spending(self.aims, rule=rule, budget=budget)
         steps: list[Step] = []
         done: list[Record] = []

@@ -113,14 +113,7 @@ def compare(
     sweeps: tuple[SweepInfo, SweepInfo] | None = None,
     attempts: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> Comparison:
-    """Returns the settings that both sweeps have recorded, side by side.
-
-    Args:
-        attempts: Every attempt of each sweep, including repeats of it, to see how settings scatter between runs of the same code.
-
-    Raises:
-        ConfigError: The sweeps have different workloads, or no setting in common.
-    """
+    """Returns the settings that both sweeps of one workload have recorded, side by side; ConfigError if there are none."""
     infos = sweeps or (SweepInfo(), SweepInfo())
     refuse_other_work(*infos)
     first, second = (_by_setting(df) for df in (before, after))

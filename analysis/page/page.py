@@ -100,15 +100,7 @@ _NOSCRIPT_CSS = (
 
 
 def report_page(folder: Path, *, version: str = "") -> str:
-    """Renders the report of the sweep in this folder.
-
-    Args:
-        version: A server's name for this state of the folder; the page then checks for a newer one. Without it, the page is
-            static.
-
-    Raises:
-        RecordsError: `sweep.json` or `trials.jsonl` is missing, or this version did not write it.
-    """
+    """Renders a folder's report; with a server's `version` of the folder, as a page that checks for a newer one."""
     df, attempts = load_for_analysis(folder)
     sweep = load_sweep(folder)
     found = summary(df)

@@ -85,12 +85,7 @@ class LivePage:
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves one folder's report on 127.0.0.1.
-
-    Raises:
-        RecordsError: The folder holds no readable sweep.
-        SweepFolderError: The port is not available.
-    """
+    """Serves one folder's report on 127.0.0.1; raises RecordsError or, if the port is not available, SweepFolderError."""
 
     daemon_threads = True
 

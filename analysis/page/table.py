@@ -125,11 +125,7 @@ HEADINGS = (
 
 
 def table(df: pd.DataFrame, *, usable_only: bool = True) -> tuple[list[Heading], list[Row]]:
-    """Returns the columns with any figure, and a row for each usable trial, the highest throughput first.
-
-    Args:
-        usable_only: Leaves out trials that are not ok; otherwise these come last.
-    """
+    """Returns the columns with any figure, and a row for each trial: usable ones first, the highest throughput on top."""
     front = pareto_front(df).index
     trials = _cold_and_warm_joined(speedup_over_eager(df))
     usable = trials["status"] == Status.OK

@@ -95,11 +95,7 @@ def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[
 
 
 def one_structure(structures: Sequence[Structure | None]) -> tuple[Structure | None, list[str]]:
-    """Returns the structure of all batches, and the names of texts that differ between them, in whose place it has None.
-
-    Raises:
-        WorkloadError: The structures differ; the message names the difference.
-    """
+    """Returns the structure of all batches, with None for texts that differ, and their names; WorkloadError if it differs."""
     first = structures[0]
     constants, texts = dict(constants_of(first)), dict[str, None]()
     for structure in structures[1:]:
@@ -128,11 +124,7 @@ def _without(structure: Structure, names: Collection[str], name: str = "") -> St
 
 
 class BatchesOf:
-    """A batch function that returns a loader's batches by number.
-
-    Args:
-        loader: A `DataLoader` or another iterable that can be iterated repeatedly; an iterator works only once.
-    """
+    """A batch function that returns by number the batches of a loader that can be iterated repeatedly; an iterator cannot."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

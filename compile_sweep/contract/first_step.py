@@ -21,14 +21,7 @@ from compile_sweep.schema.settings import OptimizerKind
 
 
 def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
-    """Takes one step, forward, backward and update, on the first batch without padding.
-
-    Args:
-        workload: Any workload; one that is a class of its own is not checked.
-
-    Raises:
-        WorkloadError: The step fails; the message names the function, the argument, the actual value, and what would be right.
-    """
+    """Takes one step on the first batch without padding; a WorkloadError names function, argument and value that fail it."""
     if not isinstance(workload, ModelWorkload):
         return
     device = torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu")

@@ -89,12 +89,7 @@ def _type_name(kind: Any) -> str:
 
 
 def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -> None:
-    """Refuses names that the installed torch does not know, and values that its options do not accept.
-
-    Raises:
-        SettingsError: An Inductor option, a back-end or an argument is wrong; the message says what was probably meant, or what
-            the option accepts.
-    """
+    """Refuses names that the installed torch does not know, and values that its options do not accept, and suggests others."""
     refuse_unknown_arguments(settings.ddp, installed)
     modes = {settings.mode, *(part.mode for _, part in settings.parts or ())}
     if Mode.LITE in modes and _OPTION_OF_LITE not in installed.inductor_options():

@@ -93,11 +93,7 @@ def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:
 
 
 class AccumulatedLoss:
-    """A step that splits its batch into parts, with one forward and backward each, and returns the mean of their losses.
-
-    Args:
-        parts: Number of parts; the samples must split evenly, so that the mean of losses is that of the samples.
-    """
+    """A step that splits its batch into equal parts, with one forward and backward each, and returns the mean of their losses."""
 
     def __init__(self, loss_fn: LossFn, parts: int) -> None:
         self.loss_fn = loss_fn

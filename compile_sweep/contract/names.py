@@ -41,12 +41,7 @@ def is_in_users_folder(name: str) -> bool:
 
 
 def find_workload(name: str) -> tuple[str, str]:
-    """Returns the module and the class that a workload's name stands for, without importing either.
-
-    Raises:
-        WorkloadError: There is no workload of that name, and it is written neither like `package.module:Class` nor like
-            `path/to/file.py:Class`.
-    """
+    """Returns module and class that a workload's name stands for, without importing either; raises WorkloadError for others."""
     if is_in_users_folder(name):
         _, module, class_name = _in_users_folder(name)
         return module, class_name

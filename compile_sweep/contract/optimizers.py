@@ -40,12 +40,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
 def make_optimizer(
     make: OptimizerFn, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]], kind: OptimizerKind
 ) -> Any:
-    """Makes the optimizer that a user's function makes.
-
-    Raises:
-        SettingsError: the settings ask for a fused optimizer, and it has no such option.
-        WorkloadError: the function fails, or makes no optimizer that steps without a closure.
-    """
+    """Makes an optimizer with the user's function; SettingsError if it cannot be fused, WorkloadError if it makes none."""
     name = name_of(make)
     options = options_for(make, kind)
     parameters = list(parameters)

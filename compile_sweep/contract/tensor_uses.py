@@ -85,11 +85,7 @@ class _Watch(TorchDispatchMode):
 
 
 def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | None:
-    """Determines how a step uses the batch's integer tensors; None if the step runs neither on shapes nor on values.
-
-    Args:
-        model: Takes a batch's tensors by name. The step may change it, so pass a copy.
-    """
+    """Determines how a step uses the batch's integer tensors; None if it does not run. Give it a copy of the model."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     batch = _apart(batch)
     for to_run in (lambda: {name: fake.from_tensor(tensor) for name, tensor in batch.items()}, lambda: dict(batch)):

@@ -141,14 +141,7 @@ class Prepared:
 def prepare(
     workload: Workload, settings: CompileSettings, device: torch.device | str, *, num_workers: int | None = None
 ) -> Prepared:
-    """Resolves a setting on a workload, and refuses what cannot work.
-
-    Args:
-        num_workers: Number of workers that train together; by default those of the process group.
-
-    Raises:
-        SettingsError: The settings do not fit the workload, its workers or the installed torch.
-    """
+    """Resolves a setting on a workload, for the process group's workers by default; SettingsError if it cannot work."""
     device = torch.device(device)
     num_workers = distributed.num_workers() if num_workers is None else num_workers
     workload = workload.under(settings)

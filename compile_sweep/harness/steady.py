@@ -137,11 +137,7 @@ def first_pass(
 def grow(
     window: Window, step: Step, pool: Sequence[Batch], limits: Limits, device: torch.device, *, reference: Step | None = None
 ) -> None:
-    """Adds passes, each between two blocks of the reference, until the window is long enough.
-
-    Args:
-        limits: When to stop; worker 0 decides for all, because workers step in lockstep.
-    """
+    """Adds passes, each between two blocks of the reference, until the window is long enough; worker 0 decides for all."""
     eager_batches = [pool[index] for index in window.chosen]
 
     def block() -> None:

@@ -17,11 +17,7 @@ def largest_fitting(peaks: Mapping[str, float | None]) -> int | None:
 
 
 def largest_batch_text(peaks: Mapping[str, float | None], usual: int | None) -> str:
-    """Says which size is the largest that fits, and how much memory each one takes.
-
-    Args:
-        usual: The setting's own batch size, for comparison; None if it is not known.
-    """
+    """Says which batch size is the largest that fits, and how much memory each takes; `usual` is the setting's own."""
     sizes = by_size(peaks)
     largest = largest_fitting(peaks)
     if largest is None:

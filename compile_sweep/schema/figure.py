@@ -111,11 +111,7 @@ class Figure:
 
 
 def figure(meaning: str, *, default: Any = None, **more: Any) -> Any:
-    """Declares a record's field that is null or empty by default.
-
-    Args:
-        default: Default value; `list` and `dict` give a new empty one.
-    """
+    """Declares a record's field that is null or empty by default; `list` and `dict` give a new empty one."""
     about = {"figure": Figure(meaning=meaning, **more)}
     return field(default_factory=default, metadata=about) if callable(default) else field(default=default, metadata=about)
 

@@ -49,11 +49,7 @@ NOT_REGULAR = "it is not a regular file"
 
 
 def written(values: Mapping[str, Any], as_is: Collection[str] = ()) -> str:
-    """Returns one line of strict JSON: NaN and infinity become null, no line break, no secret.
-
-    Args:
-        as_is: Names of fields in which no secret is looked for.
-    """
+    """Returns one line of strict JSON: NaN and infinity become null, no line break, no secret but in the fields `as_is`."""
     clear = redact.redact_json({name: value for name, value in values.items() if name not in as_is})
     ordered = {name: values[name] if name in as_is else clear[name] for name in values}
     return json.dumps(_writable(ordered), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
@@ -200,14 +196,7 @@ class Tail(Generic[Record]):
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a file that must be a regular one: opening or reading a pipe would block, and a device may have no end.
-
-    Returns:
-        Its descriptor.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
-    """
+    """Returns a regular file's descriptor, else raises OSError: opening a pipe would block, and a device may have no end."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

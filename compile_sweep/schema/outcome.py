@@ -248,11 +248,7 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
 
 
 def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
-    """Judges a warm start: was it warm?
-
-    Args:
-        start: Figures of a `WarmStart`; those of caches are missing if caches could not be watched, as in a store that is gone.
-    """
+    """Judges a warm start: was it warm? Figures of caches are missing if they could not be watched."""
     if start.get("cache_hits"):
         return OK
     if not start.get("cache_restored"):
@@ -383,12 +379,7 @@ def _not_in_time(elapsed_s: float, said: str) -> Verdict:
 def judge_trial_death(
     elapsed_s: float, trial_deadline_s: float, error_text: str, startup_error: str = "", *, has_started: bool = True
 ) -> Verdict:
-    """Judges a trial whose own process ended before it could write its record.
-
-    Args:
-        elapsed_s: Seconds since it started, or since it had a host.
-        trial_deadline_s: Seconds after which it ends itself if its workers cannot be ended.
-    """
+    """Judges a trial whose own process ended, after `elapsed_s` with a host, before it could write its record."""
     said = _died_early(startup_error)
     if elapsed_s >= trial_deadline_s and not has_started:
         return _not_in_time(elapsed_s, said)
@@ -419,11 +410,7 @@ def was_lost_to_precompile(failed: Sequence[str]) -> bool:
 
 
 def backoff_s(label: Label | None, failed: Sequence[str]) -> float | None:
-    """Returns the seconds to wait before the next attempt; None if there should be none.
-
-    Args:
-        failed: Reasons of the earlier attempts. Those that `--precompile` ended do not count.
-    """
+    """Returns the seconds to wait before the next attempt, after those that `failed` by themselves; None for no more."""
     attempts = 1 + sum(not reason.startswith(LOST_TO_PRECOMPILE) for reason in failed)
     if label is None or attempts >= label.tries:
         return None

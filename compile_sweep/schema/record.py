@@ -414,12 +414,7 @@ def append(folder: Path, record: AttemptRecord) -> None:
 
 
 def recover(folder: Path) -> list[str]:
-    """Moves incomplete lines, left by a killed writer or a power failure, out of the folder's logs; returns a sentence for each.
-
-    Raises:
-        RecordsError: A log is not a regular file.
-        OSError: A log is not writable.
-    """
+    """Moves incomplete lines out of the folder's logs; returns a sentence for each. Raises OSError or RecordsError."""
     said = (journal.recover(folder / name) for name in (TRIALS_FILE, WARM_STARTS_FILE))
     return [sentence for sentence in said if sentence is not None]
 

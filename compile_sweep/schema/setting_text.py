@@ -33,11 +33,7 @@ _MAX_SHOWN = 80
 
 
 def with_batch_size(arguments: Sequence[str], option: str, size: int) -> tuple[str, ...]:
-    """Returns a script's arguments with this batch size.
-
-    Args:
-        option: The script's own option for it; one that ends with `=` takes it in the same word.
-    """
+    """Returns a script's arguments with this batch size, in the option's own word if that ends with `=`."""
     name = option.removesuffix("=")
     kept: list[str] = []
     skips = False
@@ -127,14 +123,7 @@ def is_backend_list(name: str) -> bool:
 def parse_options(
     name: str, value: object, parse: Callable[[object], Value] = parse_option
 ) -> tuple[tuple[str, Value], ...] | None:
-    """Parses options, from a mapping or pairs, into pairs sorted by name; None if there are none.
-
-    Args:
-        parse: Parses the value of one option; `parse_torch_option` accepts lists, too.
-
-    Raises:
-        SettingsError: not a mapping, or an invalid name or value.
-    """
+    """Parses options, a mapping or pairs, into pairs sorted by name; None if there are none. `parse` takes each value."""
     found = {str(option): parse(given) for option, given in as_mapping(name, value).items()}
     for option in found:
         check_name(name, option)
@@ -157,14 +146,7 @@ def check_name(field: str, name: object) -> None:
 
 
 def group_by_field(values: Mapping[str, Any], fields: Sequence[str], dotted: Mapping[str, str]) -> dict[str, Any]:
-    """Groups values by field: those under dotted names, such as `parts.encoder.mode`, become a mapping under their field.
-
-    Args:
-        dotted: First components of dotted names, and the field that takes the rest.
-
-    Raises:
-        SettingsError: an unknown name.
-    """
+    """Groups values by field: those under dotted names, such as `parts.encoder.mode`, become a mapping under their field."""
     taken: dict[str, Any] = {}
     for name, value in values.items():
         first, dot, inner = (BATCH_SIZE if name == "batch_size" else str(name)).partition(".")

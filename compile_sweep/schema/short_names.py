@@ -23,11 +23,7 @@ _ID = re.compile(r"A[1-9]\d{0,8}")
 
 
 def setting_ids(settings_keys: Iterable[str]) -> dict[str, str]:
-    """The id of each setting, by its key.
-
-    Args:
-        settings_keys: of a sweep's records, in the order in which they were recorded; a key may repeat.
-    """
+    """The id of each setting, by its key, in the order in which the sweep first recorded it."""
     return {key: f"A{number}" for number, key in enumerate(dict.fromkeys(settings_keys), start=1)}
 
 

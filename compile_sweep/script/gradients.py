@@ -76,11 +76,7 @@ class CallRecorder:
 def check_calls(
     calls: Mapping[Target, RecordedCall], run: Mapping[Target, Callable[..., Any]], rounding: Callable[[Target], float]
 ) -> GradientCheck:
-    """Checks the gradients of modules as they are called now; all workers of a group must call this together.
-
-    Args:
-        run: Returns how the script's calls reach each module's compiled code.
-    """
+    """Checks the gradients of modules as the script calls them now; all workers of a group must call this together."""
     found: dict[str, GradientCheck] = {}
     for target, recorded in calls.items():
         try:

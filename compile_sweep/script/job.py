@@ -27,11 +27,7 @@ SEE_OUTPUT = "the end of its output says why"
 
 
 class ScriptError(CompileSweepError):
-    """A script cannot be measured or trained as it is; the message says what to do.
-
-    Args:
-        from_compiler: Whether the compiler raised the error that ended it.
-    """
+    """A script cannot be measured or trained as it is, perhaps because of the compiler; the message says what to do."""
 
     def __init__(self, message: str, from_compiler: bool = False) -> None:
         super().__init__(message)
@@ -68,14 +64,7 @@ class ScriptJob:
         seed: int = 0,
         batch_argument: str | None = None,
     ) -> ScriptJob:
-        """Returns the job that starts this file or module from a folder, by default the current one.
-
-        Args:
-            path: Path of a Python file or, for what starts with `python -m`, a module's dotted name.
-
-        Raises:
-            ScriptError: There is no such file or module, or it is not a Python file.
-        """
+        """Returns the job that starts a Python file, or a module by its dotted name; raises ScriptError if there is none."""
         base = Path(folder or os.getcwd()).absolute()
         file, module = base / path, None
         if not file.is_file():

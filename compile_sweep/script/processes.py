@@ -45,11 +45,7 @@ _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accel
 
 
 class Processes:
-    """Processes that a script started.
-
-    Args:
-        refuse: Called with the reason when the script starts what cannot be measured; does not return.
-    """
+    """Processes that a script started; `refuse` is called, and does not return, for what cannot be measured."""
 
     def __init__(self, *, refuse: Callable[[str], None], has_trained: Callable[[], bool], report: Path | None = None) -> None:
         self.number = 0

@@ -92,11 +92,7 @@ class RunFailed(Exception):
 
 
 class OutOfTime(Exception):
-    """The time for a run was used up before its end.
-
-    Args:
-        progress: What the run had reported: its phase and, as far as they were known, `findings` and `early` figures.
-    """
+    """The time for a run was used up before its end; `progress` has its phase, `findings` and `early` figures."""
 
     def __init__(self, progress: Mapping[str, Any]) -> None:
         super().__init__(progress)

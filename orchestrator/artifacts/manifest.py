@@ -59,11 +59,7 @@ def kept_apart(settings: CompileSettings) -> dict[str, str]:
 
 
 def environment_facts(configuration: Mapping[str, str], environment: Environment | None = None) -> dict[str, str]:
-    """Returns everything that an artifact of this process depends on.
-
-    Args:
-        configuration: The relevant part of torch's configuration, from `compile_cache.facts.configuration()`.
-    """
+    """Returns everything that an artifact of this process depends on; `configuration` is that of `compile_cache.facts`."""
     host = environment or fingerprint()
     facts = {
         "torch": host.torch,

@@ -57,11 +57,7 @@ def refuse_no_folder(location: str) -> None:
 
 
 class DurableShelf:
-    """A `Shelf` at a URI. Opens the file system at first use.
-
-    Args:
-        timeout_s: Limit for all contents of one call, in seconds.
-    """
+    """A `Shelf` at a URI, opened at first use; `timeout_s` limits all contents of one call."""
 
     def __init__(self, location: str, timeout_s: float = TIMEOUT_S) -> None:
         self._uri = normalized(location)

@@ -60,11 +60,7 @@ class _Restored:
 
 @dataclass(slots=True)
 class Sharing:
-    """Restores and publishes artifacts for one worker and one assignment. Needs torch.
-
-    Args:
-        workload: Its process-wide settings are part of the facts; None for a script, which compiles in a process of its own.
-    """
+    """Restores and publishes artifacts for one worker and assignment; a script has no workload. Needs torch."""
 
     assignment: Assignment
     workload: Workload | None

@@ -55,12 +55,7 @@ def workers_per_host(config: SweepConfig) -> int:
 
 
 def cpus_per_worker(config: SweepConfig, cores: int) -> float:
-    """Returns how many CPUs a worker claims from Ray, so that no more trials start than there are cores for.
-
-    Args:
-        cores: Number of cores of this host. It says nothing about other hosts: there, GPUs or the hosts themselves limit how many
-            trials run at once.
-    """
+    """Returns how many CPUs a worker claims from Ray, so that no more trials start than this host has cores for."""
     decided_otherwise = config.device is Device.CUDA or config.placement is Placement.SPREAD
     if in_cluster() and decided_otherwise:
         return _SPARE_CPUS
@@ -165,11 +160,7 @@ class PlacementActor:
 def best_host(
     hosts: Mapping[str, Resources], available: Mapping[str, Resources], taken: list[tuple[str, Resources]], claimed: Resources
 ) -> str | None:
-    """Returns the host for a trial; None if none has room.
-
-    Args:
-        available: What Ray reports as free on each host. Trials that are still starting are not subtracted yet.
-    """
+    """Returns the host for a trial; None if none has room. `available` still includes what starting trials will take."""
 
     def left(host: str) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -88,12 +88,7 @@ class PressureGauge:
 
 
 def interval_pressure(ran_s: float, waited_s: float, span_s: float, cores: int) -> float:
-    """Computes the pressure of one sampling interval (see the module docstring).
-
-    Args:
-        ran_s: Seconds that the threads ran, summed.
-        waited_s: Seconds that they were runnable without a core, summed.
-    """
+    """Computes the pressure of one interval, in which threads ran `ran_s`, and could have run `waited_s` more, in all."""
     if span_s <= 0:
         return 0.0
     occupied = min(max((ran_s + waited_s) / span_s, 1.0), cores)

@@ -60,11 +60,7 @@ class SessionReaper:
 
 @contextmanager
 def session_reaper(marker: str, ray_folder: Path, grace_s: float) -> Iterator[SessionReaper]:
-    """Starts the reaper; after the block, this process kills what is left of the Ray session, and the reaper ends.
-
-    Args:
-        grace_s: Seconds after the block in which Ray's processes may end by themselves.
-    """
+    """Starts the reaper. After the block and `grace_s`, this process kills what is left of the session, and the reaper ends."""
     theirs, mine = os.pipe()
     try:
         started = subprocess.Popen(

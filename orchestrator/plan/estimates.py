@@ -91,11 +91,7 @@ def _pace(done: Sequence[TrialRecord], facts: WorkloadFacts) -> float:
 
 
 def compile_pace(done: Iterable[tuple[float | None, float]]) -> float:
-    """Returns how many times longer than estimated compiling takes on this machine and model; 1 before anything was compiled.
-
-    Args:
-        done: Measured seconds, without recording CUDA graphs, and estimated seconds of each trial that compiled.
-    """
+    """Returns how many times longer compiling takes than estimated, from both seconds of each trial; 1 before any compiled."""
     ratios = [compile_s / guessed_s for compile_s, guessed_s in done if compile_s is not None and compile_s > 0]
     return min(max(statistics.median(ratios), _LEAST_PACE), 1 / _LEAST_PACE) if ratios else 1.0
 

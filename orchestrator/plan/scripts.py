@@ -118,11 +118,7 @@ def _text_of(script: Path) -> str:
 
 
 def findings_lines(findings: Mapping[str, Sequence[str]]) -> list[str]:
-    """Formats what was found in a script as lines; what trials found with other numbers is given as the unchanged script has it.
-
-    Args:
-        findings: What each trial found, by the key of its settings.
-    """
+    """Formats each trial's findings as lines; what trials found with other numbers is given as the unchanged script has it."""
     unchanged = findings.get(CompileSettings.from_dict(AS_WRITTEN).key, ())
     found: dict[str, str] = {}
     for line in (*unchanged, *(line for lines in findings.values() for line in lines)):

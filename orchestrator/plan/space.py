@@ -49,11 +49,7 @@ class Target(WorkloadFacts):
 
     @classmethod
     def of(cls, facts: WorkloadFacts, *, has_gpu: bool, num_workers: int = 1, **asked: Any) -> Target:
-        """Returns what settings must fit to run this workload.
-
-        Args:
-            asked: `foreach_map_refusal` and `torch`, if they differ from the defaults.
-        """
+        """Returns what settings must fit to run this workload; `asked` may be `foreach_map_refusal` and `torch`."""
         known = {field.name: getattr(facts, field.name) for field in fields(WorkloadFacts)}
         return cls(**known, has_gpu=has_gpu, num_workers=num_workers, **asked)
 

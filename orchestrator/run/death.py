@@ -24,11 +24,7 @@ _TAIL_CHARS = 20_000
 def death_of(
     plan: TrialPlan, error: Exception | None, progress: Progress | None, elapsed_s: float, evidence: CrashReport
 ) -> Death:
-    """Describes the end of an attempt that returned no measurement.
-
-    Args:
-        elapsed_s: Seconds since the attempt began or got its hosts.
-    """
+    """Describes the end of an attempt, `elapsed_s` after it began or got its hosts, that returned no measurement."""
     cause = cause_of(error)
     # An error other than Train's own was raised in this process: the controller is gone, or the group could not be set up.
     own = None if error is None or isinstance(error, TrainingFailedError) else f"{type(error).__module__}.{type(error).__name__}"
@@ -52,13 +48,7 @@ def death_of(
 
 
 def startup_error(progress: Progress | None, elapsed_s: float) -> str:
-    """Returns the error of a worker that died before its first line, for example of an import; Ray restarts it endlessly.
-
-    Before a worker has a log of its own, its output goes to the log of Ray's agent on its host, `raylet.err`.
-
-    Returns:
-        The error of the last traceback since then on this host; empty if there is none, or if a worker has started.
-    """
+    """Returns what Ray's agent on this host logged of a worker that died before its first line; empty if none did."""
     node = ray._private.worker._global_node
     if node is None or (progress is not None and progress.is_up):
         return ""

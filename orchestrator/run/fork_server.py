@@ -103,11 +103,7 @@ class Order:
 
 
 class ForkServer:
-    """A handle on a fork server, which ends together with the process that started it.
-
-    Args:
-        environment: The server's environment, including everything that torch reads on import.
-    """
+    """A handle on a fork server, which ends together with the process that started it; torch reads its environment on import."""
 
     def __init__(self, setup: Setup, environment: Mapping[str, str]) -> None:
         self.setup, self.environment = setup, dict(environment)
@@ -151,12 +147,7 @@ class ForkServer:
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Waits for the end of the attempt's process.
-
-        Returns:
-            Its exit code, negative for a signal; None if it has not ended within `timeout_s`. The server's exit code if the
-            server itself has died.
-        """
+        """Returns the exit code of the attempt's process, or of the server if that died; None after `timeout_s`."""
         ends_at = time.monotonic() + timeout_s
         while (answer := self._answer(ends_at)) is not None:
             if "returncode" in answer:

@@ -36,12 +36,7 @@ _REPORTS = ("worker_started", "enter_phase", "report_early_figures")
 
 
 class Servers:
-    """Keeps a fork server for trials that run one after the other: starts it for the first, and again when a trial needs another.
-
-    Args:
-        imports_workload: Whether the server imports the workload's module, which pays off only for several trials.
-        core_shares: Number of shares that the host's cores are divided into, and the share to prefer, if any.
-    """
+    """Keeps a fork server for trials that run one after the other, and starts another when a trial needs it."""
 
     def __init__(self, *, imports_workload: bool, core_shares: tuple[int, int | None] = (1, None)) -> None:
         self._imports_workload, self._core_shares = imports_workload, core_shares
@@ -82,11 +77,7 @@ class Servers:
 
 
 class ForkedScriptRuns:
-    """Starts runs of a script, one after the other, in processes that one fork server forks.
-
-    Args:
-        job: The script. What it begins with is imported once, before the first run.
-    """
+    """Starts runs of a script, one after the other, in forks of one server, which has imported what the script begins with."""
 
     def __init__(self, job: ScriptJob, environment: Mapping[str, str], *, use_gpu: bool) -> None:
         self._servers = Servers(imports_workload=False)

@@ -125,11 +125,7 @@ def attempt_alone(
     on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
     servers: Servers | None = None,
 ) -> Attempt:
-    """Makes one attempt outside any sweep.
-
-    Args:
-        servers: Forks the process, and stays for further attempts; by default the attempt has a fork server of its own.
-    """
+    """Makes one attempt outside any sweep, with these servers, or with a fork server of its own."""
     tracker, last_phase = ProgressTracker(), str(Phase.STARTING)
     tracker.begin(assignment.trial_id, assignment.settings.key)
 

@@ -66,14 +66,7 @@ class Runner(Protocol):
     """Runs trials and appends their records to the sweep's folder."""
 
     def session(self, say: Callable[[str], object], interrupts: Interrupts) -> AbstractContextManager[None]:
-        """Prepares for running trials while the block lasts.
-
-        Args:
-            say: Called with what is being waited for, if that takes a while.
-
-        Raises:
-            SessionError: Trials cannot run.
-        """
+        """Prepares for running trials in the block; raises SessionError if they cannot run. `say` is told of long waits."""
         ...
 
     def run(self, batch: Batch) -> None:

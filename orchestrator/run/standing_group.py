@@ -59,11 +59,7 @@ class Mailbox:
         self._folder, self._num_workers = folder, num_workers
 
     def post(self, number: int, order: Mapping[str, Any] | None) -> None:
-        """Posts an order for every worker.
-
-        Args:
-            order: The assignment and the attempt's marker; None to end the group.
-        """
+        """Posts an order, the assignment and the attempt's marker, for every worker; None ends the group."""
         self._write(f"{number}.order", order)
 
     def order(self, number: int) -> Mapping[str, Any] | None:
@@ -107,11 +103,7 @@ class Mailbox:
 
 
 class StandingGroup:
-    """A group, seen from the trial's process. It ends with this process, or when it is closed.
-
-    Args:
-        storage: A folder for Ray Train's state, which can be deleted afterwards.
-    """
+    """A group, seen from the trial's process. It ends with this process, or when it is closed."""
 
     def __init__(self, plan: TrialPlan, make_trainer: Callable[..., Any], storage: str) -> None:
         self.plan = plan

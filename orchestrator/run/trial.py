@@ -157,11 +157,7 @@ def _tried(assignment: Assignment, attempt: Attempts, ask: Ask) -> TrialRecord |
 
 
 def append_record(folder: Path, record: TrialRecord | WarmStart) -> str | None:
-    """Writes the record, in the room that is kept for it if the disk is full, and waits if that does not help.
-
-    Returns:
-        Why no further trial should start: the record could not be written, or took the room kept for records. None if one may.
-    """
+    """Writes the record, if the disk is full in the room kept for it; returns why no further trial should start, if so."""
     ends_at, why = time.monotonic() + RECORD_PATIENCE_S, None
     while True:
         try:

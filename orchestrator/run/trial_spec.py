@@ -100,11 +100,7 @@ class TrialPlan:
 
 
 def users_python_path(workload: str) -> str:
-    """Returns the user's folders that a workload is imported from, in the form of `TrialPlan.python_path`.
-
-    Args:
-        workload: Name of the workload. If the current folder contains it under that name, the current folder comes first.
-    """
+    """Returns the user's folders that a workload is imported from, the current one first if it is there by that name."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     here = [os.getcwd()] if is_in_users_folder(workload) else []
     return os.pathsep.join(dict.fromkeys([*here, *map(os.path.abspath, filter(None, given))]))
@@ -155,12 +151,7 @@ class Assignment:
     def record(
         self, verdict: Verdict, *, phase: str | None, started_at: str, wall_s: float, figures: Mapping[str, Any] | None = None
     ) -> TrialRecord | WarmStart:
-        """Returns the record of an attempt at this assignment.
-
-        Args:
-            figures: Measured figures, if any; those that the record has no field for are dropped. If they cannot be true, the
-                record has none of them and says why.
-        """
+        """Returns the record of an attempt; of figures that cannot be true, it has none and says why."""
         kind = WarmStart if self.plan.warm_start else TrialRecord
         values: dict[str, Any] = {
             "trial_id": self.trial_id,

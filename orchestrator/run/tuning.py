@@ -228,15 +228,7 @@ def run_trials(
     new_trial_id: Callable[[], str],
     tracking: Tracking,
 ) -> None:
-    """Runs a batch; returns when no trial remains or none may start. Needs an initialized Ray and a progress actor.
-
-    Args:
-        scratch: A folder for Tune's own state, which can be deleted afterwards.
-
-    Raises:
-        SweepFolderError: A record could not be written.
-        SessionError: Ray or Tune failed.
-    """
+    """Runs a batch; returns when no trial remains or none may start. Needs an initialized Ray and a progress actor."""
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # records report failures already
     plan = TrialPlan.of(

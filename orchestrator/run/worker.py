@@ -119,14 +119,7 @@ class Parent(Protocol):
 
 
 def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, Any]:
-    """Measures one assignment, or starts it warm.
-
-    Returns:
-        Figures of a `TrialRecord` or, for a warm start, of a `WarmStart`; the trial uses worker 0's.
-
-    Raises:
-        MeasurementFailed: Any failure; the traceback is in the trial's log.
-    """
+    """Measures one assignment, or starts it warm; returns figures of a record. Every failure becomes a `MeasurementFailed`."""
     own = scratch_folders.attempt_folder(os.environ[ATTEMPT_MARKER])
     # This host's caches; Dynamo reads these variables when it is loaded.
     os.environ.update(scratch_folders.compile_cache_env(own))
@@ -173,14 +166,7 @@ def import_harness() -> None:
 
 
 def import_workload(name: str, python_path: str) -> type[Workload]:
-    """Imports a workload's module.
-
-    Args:
-        python_path: Folders to put first, so that the user's own imports win; `own_packages` finds ours all the same.
-
-    Raises:
-        WorkloadError: There is no such workload, or its module does not import.
-    """
+    """Imports a workload's module, from these folders first, so that the user's own imports win; raises WorkloadError."""
     folders = [folder for folder in python_path.split(os.pathsep) if os.path.isdir(folder)]
     sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
     from compile_sweep.contract.base import load_workload

@@ -59,15 +59,7 @@ class Learned:
 
 
 def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bool = False) -> Learned:
-    """Reads earlier sweeps.
-
-    Args:
-        force: Begins with the best settings of another origin, instead of refusing it.
-
-    Raises:
-        ConfigError: A folder has no records, does not say where they are from, or has another origin without `force`.
-        RecordsError: A folder's records cannot be read.
-    """
+    """Reads earlier sweeps; raises ConfigError for one of another origin, unless `force` begins with its best settings."""
     told: list[Record] = []
     known_good: dict[str, CompileSettings] = {}
     for folder in folders:

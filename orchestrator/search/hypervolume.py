@@ -22,11 +22,7 @@ _MAX_CELLS = 60_000
 
 
 class Cells:
-    """The box below a reference point, cut along a front.
-
-    Args:
-        front: Points that do not dominate each other, lower is better; those not better than the reference are ignored.
-    """
+    """The box below a reference point, cut along a front of losses that do not dominate each other."""
 
     def __init__(self, front: Sequence[Losses], reference: Losses) -> None:
         self._reference = np.asarray(reference, dtype=np.float64)
@@ -50,15 +46,7 @@ class Cells:
         return hypervolume([tuple(point) for point in self._points.tolist()], tuple(self._reference.tolist()))
 
     def expected_gains(self, draws: Sequence[Floats], weights: Floats) -> Floats:
-        """Returns what each of several settings would add to the volume.
-
-        Args:
-            draws: For each objective, possible losses of shape (setting, draw).
-            weights: Probability of each draw.
-
-        Returns:
-            Expected gain of each setting.
-        """
+        """Returns what each setting would add to the volume, from each objective's (setting, draw) and the draws' probability."""
         gains: Floats = (~self.is_dominated).astype(np.float64)[None]
         for edges, drawn in zip(self.edges, draws, strict=True):
             below = np.maximum(edges[None, :, None] - drawn[:, None, :], 0.0) @ weights  # (setting, edge)

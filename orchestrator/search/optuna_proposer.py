@@ -47,12 +47,7 @@ def gp(seed: int) -> optuna.samplers.BaseSampler:
 
 
 class Asking:
-    """Proposes what an Optuna sampler suggests.
-
-    Args:
-        conditional: Defines the space by run; otherwise all fields are sampled at once, for samplers without conditions, and the
-            candidate nearest to the suggestion is used.
-    """
+    """Proposes what an Optuna sampler suggests: field by field if `conditional`, else the candidate nearest to its suggestion."""
 
     def __init__(
         self,

@@ -71,11 +71,7 @@ def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = Fals
 
 
 def write_whole(filesystem: FileSystem, root: str, name: str, content: bytes) -> None:
-    """Writes a file atomically: readers see the old file or the whole new one.
-
-    Args:
-        root: The folder that `name` is relative to; unfinished files lie in its subfolder `parts`.
-    """
+    """Writes `root/name` atomically: readers see the old file or the whole new one. Unfinished files lie in `root/parts`."""
     path = f"{root}/{name}"
     if filesystem.type_name in OBJECT_STORES:
         with filesystem.open_output_stream(path) as file:

@@ -63,11 +63,7 @@ def below(base: str, name: str) -> str:
 
 
 def chosen(asked: str | None, output: Path, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Returns where a sweep's results are kept; None for nowhere.
-
-    Raises:
-        StorageError: Results cannot be kept there, or the URI's password was left out when the configuration was stored.
-    """
+    """Returns where a sweep's results are kept; None for nowhere. Raises StorageError if they cannot be kept there."""
     if asked is None or asked == NONE:
         return None
     if HIDDEN in asked:
@@ -128,12 +124,7 @@ class Storage:
             )
 
     def bring_back(self) -> int:
-        """Copies the sweep's files that the folder lacks from the storage; returns how many.
-
-        Raises:
-            StorageError: The storage does not answer, or names a file outside the folder.
-            SweepFolderError: The folder and the storage hold different records.
-        """
+        """Copies the files that the folder lacks from the storage; returns how many. SweepFolderError if records differ."""
         try:
             sizes = self._sizes()
             if SWEEP_FILE not in sizes:

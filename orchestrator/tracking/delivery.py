@@ -41,15 +41,7 @@ class Tracker(Protocol):
 
 
 class Tracking:
-    """The trackers that a sweep logs to; does nothing without destinations.
-
-    Args:
-        output: The sweep's folder, which need not exist yet. Records that it already holds are not logged again.
-
-    Raises:
-        ConfigError: A destination is not valid, or its library is not installed.
-        TrackingError: A tracker does not answer.
-    """
+    """Trackers of a sweep, if any; ConfigError or TrackingError if one does not open. Existing records are not logged."""
 
     def __init__(self, destinations: Sequence[str] = (), output: Path = Path()) -> None:
         places = [Destination.parse(text) for text in destinations]
@@ -81,12 +73,7 @@ class Tracking:
 
 
 class Delivery:
-    """A tracker and the thread that feeds it.
-
-    Raises:
-        ConfigError: The tracker's library is not installed.
-        TrackingError: The tracker could not be opened.
-    """
+    """A tracker and the thread that feeds it; raises ConfigError or TrackingError if it cannot be opened."""
 
     def __init__(self, destination: Destination, open_it: Callable[[], Tracker]) -> None:
         self._destination = destination

@@ -37,15 +37,7 @@ Item = TypeVar("Item")
 
 
 class MlflowRuns:
-    """The runs of one sweep.
-
-    Args:
-        where: A tracking URI, or an absolute folder for an SQLite store with its artifacts beside it.
-
-    Raises:
-        ModuleNotFoundError: mlflow is not installed.
-        Exception: Any error of mlflow when the store does not answer.
-    """
+    """The runs of one sweep, at a tracking URI, or in a folder as an SQLite store with its artifacts beside it."""
 
     def __init__(self, where: str, output: Path) -> None:
         for name, value in _ENVIRONMENT.items():

@@ -13,15 +13,7 @@ from orchestrator.tracking.base import LoggedTrial
 
 
 class EventFiles:
-    """The event files of one sweep.
-
-    Args:
-        where: An absolute folder; it and the sweep's subfolder are created with the first trial.
-
-    Raises:
-        ModuleNotFoundError: tensorboardX is not installed.
-        OSError: The folder is not writable.
-    """
+    """The event files of one sweep, in a subfolder of an absolute folder; both are created with the first trial."""
 
     def __init__(self, where: str, output: Path) -> None:
         import tensorboardX  # noqa: F401  # told of now instead of with the first trial

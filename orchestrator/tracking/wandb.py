@@ -13,15 +13,7 @@ from orchestrator.tracking.base import LoggedTrial, facts_of
 
 
 class WandbRuns:
-    """The runs of one sweep.
-
-    Args:
-        where: PROJECT or ENTITY/PROJECT.
-
-    Raises:
-        ModuleNotFoundError: wandb is not installed.
-        Exception: Any error of wandb, such as a missing login.
-    """
+    """The runs of one sweep, in PROJECT or ENTITY/PROJECT."""
 
     def __init__(self, where: str, output: Path) -> None:
         import wandb

@@ -118,12 +118,7 @@ def show_ending(
     *,
     remarks: Sequence[str] = (),
 ) -> None:
-    """Prints what to do, the settings worth naming, how many trials ended how, and further remarks.
-
-    Args:
-        settings: For each setting worth naming: the reason, its label, what it saves, its compile time and its memory. They are a
-            table if that fits the terminal, and otherwise two lines each, so that no name is cut.
-    """
+    """Prints what to do, the settings worth naming, how many trials ended how, and further remarks."""
     first, *others = sentences
     console.print()
     console.print(first, style="bold", markup=False, highlight=False, soft_wrap=True)

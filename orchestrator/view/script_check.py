@@ -276,11 +276,7 @@ class _ScriptCheck:
 
 
 def check_script(job: ScriptJob, device: Device, backend: str | None, budget: TimeBudget, console: Console) -> int:
-    """Looks at a script for as long as the time budget allows, and prints the findings.
-
-    Returns:
-        The command's exit code: 0 if the script runs unchanged, and nothing that was looked at is wrong; 1 otherwise.
-    """
+    """Looks at a script as long as the budget allows, and prints the findings; exit code 1 unless all that was seen is right."""
     console.print(f"{job.name} on {device}", style="bold")
     with (
         tempfile.TemporaryDirectory(prefix="compile-sweep-check-", ignore_cleanup_errors=True) as folder,

@@ -132,11 +132,7 @@ def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Ite
 
 
 def write_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
-    """Writes artifacts as the files that torch looks for. Existing files stay; choices are merged into them.
-
-    Raises:
-        ValueError: A key is not one that this module makes, and so could name a file elsewhere.
-    """
+    """Writes artifacts as the files that torch looks for, beside or merged into existing ones; ValueError for a foreign key."""
     choices: list[Artifact] = []
     kernels: list[Artifact] = []
     for artifact in artifacts:

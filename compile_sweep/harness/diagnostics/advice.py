@@ -162,11 +162,7 @@ class Section:
 def explain_measurement(
     measurement: Mapping[str, Any], settings: CompileSettings, lengths: KnownSizes, targets: Sequence[str]
 ) -> Iterator[Section]:
-    """Yields everything about one measured setting except its verdict and its source.
-
-    Args:
-        measurement: `compile_sweep.harness.measure.Measurement.to_dict()`, or the same values from JSON.
-    """
+    """Yields everything about one measured setting, as `Measurement.to_dict` gives it, except its verdict and its source."""
     found = measurement
     yield Section(title="compiled", lines=list(_compiled(found, settings, targets)))
     breaks = found["graph_break_reasons"]

@@ -164,11 +164,7 @@ def device_use(
     device: torch.device,
     speedup_eager: float | None,
 ) -> dict[str, float]:
-    """Returns how well a measured training step uses its GPU; empty on a CPU. Trains on the batch, so call it last.
-
-    Args:
-        speedup_eager: Speedup over eager; only a step that is hardly faster is profiled.
-    """
+    """Returns how well a step uses its GPU, profiled if hardly faster than eager; empty on a CPU. Trains: call it last."""
     if device.type != "cuda":
         return {}
     found: dict[str, float] = {}

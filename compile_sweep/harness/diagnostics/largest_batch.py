@@ -47,14 +47,7 @@ class TriedBatch:
 def largest_batch(
     workload: Workload, settings: CompileSettings, device: torch.device | str, *, budget_s: float = math.inf
 ) -> list[TriedBatch]:
-    """Tries batch sizes under a setting, starting with the workload's own.
-
-    Args:
-        settings: How to compile it; the search begins with their batch size.
-
-    Raises:
-        SettingsError: The workload does not accept a batch size, or the settings do not fit it.
-    """
+    """Tries batch sizes under a setting, starting with its own; raises SettingsError if the workload does not accept any."""
     where = torch.device(device)
     parts = settings.accumulate or 1  # which a batch is split into evenly
     start = max(1, (settings.batch_size or workload.batch_size) // parts)

@@ -37,11 +37,7 @@ class LateCompile:
 
 
 class LateCompiles:
-    """Watches the steps of a run for compiles.
-
-    Args:
-        reasons: Recompiles so far; a list that grows as they are reported.
-    """
+    """Watches the steps of a run for compiles; `reasons` is the list that grows as recompiles are reported."""
 
     def __init__(self, step: Callable[[Batch], Tensor], reasons: Sequence[str], steps: int) -> None:
         self._step, self._reasons = step, reasons

@@ -213,11 +213,7 @@ def parse_outside_cudagraphs(message: str) -> str:
 
 
 def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
-    """Returns a hint on one line, with long lists of names replaced by their length.
-
-    Args:
-        stack: The model's code that was being lowered when torch gave the hint; empty if the hint is not about an operator.
-    """
+    """Returns a hint on one line, with long lists of names shortened; `stack` is the code of the operator that it is about."""
     text = re.sub(rf"\[{_QUOTED}(?:, {_QUOTED})+\]", lambda found: f"[{found[0].count(', ') + 1} of them]", _one_line(message))
     at = find_user_frame(parse_frames(stack))
     where = f", at {at.place}: {at.code}" if at else ""

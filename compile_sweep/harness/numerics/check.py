@@ -113,12 +113,7 @@ def check_numerics(
     gradient_check: GradientCheck | None = None,
     store: ReferenceStore | None = None,
 ) -> Numerics:
-    """Runs the references and judges a compiled run. Needs as much memory as training in float32, and frees it.
-
-    Args:
-        eager: The run of `eager_reference`, if it was already recorded.
-        store: Where the sweep keeps eager runs; those that fit take the place of new ones.
-    """
+    """Runs the references that are not kept, and judges a compiled run. Needs as much memory as training in float32."""
     kept = store.load(prepared, batches, eager) if store is not None and eager is not None else None
     references = kept or run_references(prepared, batches, eager=eager)
     found = judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)

@@ -350,11 +350,7 @@ def _plateau(errors: Mapping[float, float], allowed: float) -> tuple[float, floa
 
 
 def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, *, draws: bool) -> GradientCheck | None:
-    """Checks a measured training step on one batch; None if nothing of the model is compiled.
-
-    Args:
-        step: A step that has run before on a batch of this shape.
-    """
+    """Checks a measured step on a batch of a shape that it has run on; None if nothing of the model is compiled."""
     settings, device = prepared.settings, prepared.device
     if settings.scope is Scope.EAGER or not prepared.workload.trains:
         return None

@@ -91,11 +91,7 @@ def build_model_on(workload: Workload, device: torch.device, dtype: torch.dtype 
 
 @contextmanager
 def eager_reference(prepared: Prepared, *, seed: int | None = None) -> Iterator[tuple[nn.Module, TrainStep]]:
-    """Yields a model with the starting weights and an eager step of it that computes what the prepared settings should compute.
-
-    Args:
-        seed: Seed of the random numbers drawn from here on; None for the workload's.
-    """
+    """Yields a fresh model and an eager step that computes what the prepared settings should; draws from `seed` on."""
     with _stepping(prepared.eager_counterpart(), prepared.workload.seed if seed is None else seed) as (model, step):
         yield model, step
 

@@ -270,11 +270,7 @@ def _constant(surprises: float, spreads: NDArray[np.float64], degrees: int) -> f
 
 
 def compare_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, steps: int, about: ComparisonContext) -> Gap:
-    """Compares where a group's parameters went, relative to how far the last of the eager runs went.
-
-    Args:
-        eager: Displacement vectors in the eager runs, the precise one last.
-    """
+    """Compares a group's displacement, relative to how far it went in the last, precise eager run."""
     scale = max(float(torch.linalg.vector_norm(eager[-1])), RECORDED_ROUNDING * start_norm) or 1.0
     # The largest distance between two, because eager runs that round alike say nothing about rounding.
     largest = max(_distance(a, b) for i, a in enumerate(eager) for b in eager[i + 1 :]) / scale

@@ -80,11 +80,7 @@ def make_recorder(workload: Workload, model: nn.Module, *, steps: int = COMPARED
 
 
 class Recorder:
-    """Records the first steps of one training run.
-
-    Args:
-        model: The trained model before its first step; a `DistributedDataParallel` around it is ignored.
-    """
+    """Records the first steps of one training run of the model, which may be in a `DistributedDataParallel`."""
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
         inner = unwrap_ddp(model)

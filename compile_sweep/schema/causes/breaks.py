@@ -395,11 +395,7 @@ def advice_on_break(text: str) -> str | None:
 
 
 def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
-    """Returns what helps against something that runs eagerly.
-
-    Args:
-        breaks: Graph breaks of the same run: a break at the same line says more than the fallback itself.
-    """
+    """Returns what helps against something that runs eagerly; a graph break at the same line says more than the fallback."""
     place = text.rpartition(", at ")[2] if ", at " in text else None
     there = [one for one in breaks if place is not None and one.startswith((f"{place} ", f"{place}:"))]
     if advice := next(filter(None, map(advice_on_break, there)), None):

@@ -291,11 +291,7 @@ def _cause_of_values(values: Sequence[str]) -> Cause | None:
 
 
 def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
-    """Returns what helps against a recompile limit that was hit.
-
-    Args:
-        hit: The finding as records hold it, `function hit recompile_limit 8: guard`.
-    """
+    """Returns what helps against a recompile limit that was hit, `function hit recompile_limit 8: guard`."""
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
