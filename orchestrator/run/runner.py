@@ -5,6 +5,8 @@ Also contains what both share: choosing the next setting, and deciding which run
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,11 +181,18 @@ def _sighting(progress: Progress) -> Sighting:
 
 
 def unwritten_error(output: Path, why: str) -> str:
-    """Explains that a sweep ended because there is no room for records."""
-    what = f"a record could not be written to {output} ({why})"
+    """Explains that a sweep ended because a record could not be written, or took the room kept for records."""
+    if not output.is_dir():
+        return (
+            f"{output} was removed or renamed while the sweep ran, so the sweep has ended; if it has another name now, go on "
+            "with --resume and that name as --output"
+        )
+    what, remedy = f"a record could not be written to {output} ({why})", "put that right"
     if why == sweep_folder.ROOM_USED:
         what = f"the disk with {output} is full and {why}"
-    return f"{what}, so the sweep has ended; what is recorded is intact: make room and go on with --resume"
+    if why in (sweep_folder.ROOM_USED, *map(os.strerror, (errno.ENOSPC, errno.EDQUOT))):
+        remedy = "make room"
+    return f"{what}, so the sweep has ended; what is recorded is intact: {remedy} and go on with --resume"
 
 
 def plan_fields(batch: Batch) -> dict[str, Any]:

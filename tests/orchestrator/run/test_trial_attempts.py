@@ -266,6 +266,14 @@ def test_on_a_full_disk_a_record_takes_the_room_that_is_kept_and_no_other_trial_
     assert unwritten_error(tmp_path, sweep_folder.ROOM_USED).startswith(f"the disk with {tmp_path} is full")
 
 
+def test_what_helps_depends_on_why_a_record_was_not_written(tmp_path: Path) -> None:
+    assert "make room and go on" in unwritten_error(tmp_path, os.strerror(errno.ENOSPC))
+    assert "put that right and go on" in unwritten_error(tmp_path, os.strerror(errno.EROFS))
+    gone = unwritten_error(tmp_path / "gone", os.strerror(errno.ENOENT))
+    assert "was removed or renamed" in gone
+    assert "make room" not in gone
+
+
 def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*trial_id: str) -> None:
         raise ActorDiedError
