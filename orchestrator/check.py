@@ -272,7 +272,8 @@ def _findings(tried: Tried, target: Target) -> Iterator[str]:
         return
     yield "works" if not tried.verdict else f"do not use: {tried.verdict}"
     speed = f", {found['speedup_eager']:.2f} times as fast as eager" if found["speedup_eager"] else ""
-    yield f"about {found['step_ms_median']:.3g} ms a step{speed}; compiles for {found['compile_s']:.1f} s"
+    compiles = "" if tried.settings.scope is Scope.EAGER else f"; compiles for {found['compile_s']:.1f} s"
+    yield f"about {found['step_ms_median']:.3g} ms a step{speed}{compiles}"
     yield from found["findings"]
     if tried.settings.scope is Scope.EAGER:
         return

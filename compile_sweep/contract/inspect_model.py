@@ -248,7 +248,7 @@ def find_batch_changes(
     lengths = [max(batch[name].size(dim) for name, dim in main) for batch in batches] if main else [1] * len(batches)
     changing = {place for group in together.values() for place in group}
     ragged = _why_ragged(changing, dims, others, told=length is not None)
-    samples = _samples(first, changing)
+    samples = _samples(first, changing | {*main})
     return BatchChanges(length=dims, lengths=lengths, others=others, samples=samples, ragged=ragged)
 
 

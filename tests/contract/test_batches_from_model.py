@@ -311,3 +311,9 @@ def test_time_comes_first_where_somebody_says_so() -> None:
     assert (workload.batch_size, workload.max_length, workload.pads) == (3, 9, False)
     batch = workload.pool(workload.shape_policy(CompileSettings.parse("scope=eager,padding=longest")), rank=0, device=CPU)[1]
     assert (batch.tokens, batch.length) == (27, 9)
+
+
+def test_a_first_dimension_that_is_told_to_be_the_length_does_not_count_samples_even_if_it_is_always_the_same() -> None:
+    batches = [{"ids": torch.zeros(16, 4, dtype=torch.long), "targets": torch.zeros(16, 4, dtype=torch.long)}] * 2
+    told = find_batch_changes(batches, {"ids": (0,), "targets": (0,)})
+    assert (find_batch_changes(batches).samples, told.samples, told.lengths) == (16, 4, [16, 16])

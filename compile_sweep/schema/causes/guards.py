@@ -103,6 +103,12 @@ GUARDS = (
     ),
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"not hasattr\("),
     Cause(
+        "arguments of different calls",
+        "code that several modules or calls share is given arguments by position in one and by name, or fewer, in another, and "
+        "each way takes a graph: accept one for each, or call it the same way everywhere",
+        guard=r"(not |len\(|list\(dict\.keys\()(args|kwargs)\b(?![.\[])",
+    ),
+    Cause(
         "list or dictionary that grows",
         "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, and keys the same in every "
         "step, or write it to a buffer of fixed size that the forward does not read",

@@ -176,6 +176,7 @@ def test_every_cause_has_its_test() -> None:
     elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
     elsewhere |= {"blocks of different kinds", "length after a graph break", "number of each block"}
     elsewhere |= {"cache of keys and values", "argument of changing type", "KL divergence"}
+    elsewhere |= {"arguments of different calls"}
     assert shown | {"exception in the forward"} == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}

@@ -559,6 +559,22 @@ def test_what_a_break_returned_has_the_cause_of_the_break(forward: Any, cause: s
         assert "tensor" not in advice or "draw with torch" in advice
 
 
+def passed_on(*args: Tensor, **kwargs: Tensor) -> Tensor:
+    return torch.mul(*args, **kwargs)
+
+
+def test_code_that_is_called_in_different_ways_has_its_cause_and_one_graph_for_each_way() -> None:
+    torch._dynamo.reset()
+    compiled, x = torch.compile(passed_on, backend="eager"), torch.ones(4)
+    with capture_diagnostics() as found:
+        compiled(input=x, other=x)
+        compiled(x, other=x)
+        compiled(x, x)
+    series = fold_recompiles(found.recompile_reasons)
+    assert {one.name for each in series if (one := cause_of_series(each))} == {"arguments of different calls"}
+    assert found.graphs == 3
+
+
 @contextlib.contextmanager
 def frozen_at_first(net: Net, number: int) -> Iterator[None]:
     net.layer.weight.requires_grad_(number >= 3)
