@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,18 @@ def with_break_in_loop(net: Net, x: Tensor) -> Tensor:
     return x
 
 
+def with_tensor_kept(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.last = y.sum().detach()
+    return y
+
+
+def with_layers_in_turn(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(x)
+    return x
+
+
 FEW = 4
 """Steps in which a graph break is met, and a recompile more than once."""
 
@@ -96,6 +109,12 @@ def run(
             with around(net, number) if around else contextlib.nullcontext():
                 compiled(torch.randn(4, 8))
     return found
+
+
+@cache
+def run_mended(forward: Forward, *, dynamic: bool | None = None) -> Diagnostics:
+    """Runs a few steps of a model whose fault is mended; once, because many faults are mended the same way."""
+    return run(forward, steps=FEW, dynamic=dynamic)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_models import FEW, TORCH, Case, Net, is_clean, plain, run, with_hook_added, with_mask, with_rows
+from faulty_models import FEW, TORCH, Case, Net, is_clean, plain, run, run_mended, with_hook_added, with_mask, with_rows
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -196,8 +196,7 @@ def test_a_recompile_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
     assert guards
     assert {cause.name for guard in guards if (cause := cause_of_guard(guard))} == {case.cause}, guards
-    after = run(case.after, steps=FEW, dynamic=False)
-    assert not after.recompile_reasons
+    assert not run_mended(case.after, dynamic=False).recompile_reasons
 
 
 def traced_as_inductor_does(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

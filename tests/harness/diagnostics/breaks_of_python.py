@@ -1,0 +1,312 @@
+"""Models with a graph break caused by Python or a library other than torch, and the same models mended."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import re
+import sys
+import threading
+import time
+import uuid
+import warnings
+
+import numpy as np
+import torch
+from faulty_models import Case, Net, plain, with_break_in_loop, with_layers_in_turn, with_tensor_kept
+from torch import Tensor, nn
+from tqdm import tqdm, trange
+
+_log = logging.getLogger("a model of the tests")
+
+
+def with_python_random(net: Net, x: Tensor) -> Tensor:
+    if random.random() > 0.2:
+        x = x + net.layer(x)
+    return x
+
+
+def with_torch_random(net: Net, x: Tensor) -> Tensor:
+    return x + (torch.rand(()) > 0.2) * net.layer(x)
+
+
+def with_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.randn(x.shape, generator=net.generator))
+
+
+def with_default_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.randn(x.shape))
+
+
+def with_numpy_generator(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * net.numpy.random()
+
+
+def with_generator_made_there(net: Net, x: Tensor) -> Tensor:
+    generator = torch.Generator()
+    generator.manual_seed(1)
+    return net.layer(x) * torch.rand(8, generator=generator)
+
+
+def with_seed(net: Net, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return net.layer(x + torch.rand(8))
+
+
+def with_drawn_noise(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x + torch.rand(8))
+
+
+def with_standard_output(net: Net, x: Tensor) -> Tensor:
+    sys.stdout.write("")
+    return net.layer(x)
+
+
+def with_folder(net: Net, x: Tensor) -> Tensor:
+    net.last = os.getcwd()
+    return net.layer(x)
+
+
+def with_print(net: Net, x: Tensor) -> Tensor:
+    print("step")
+    return net.layer(x)
+
+
+def with_print_unless_compiling(net: Net, x: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        print("step")
+    return net.layer(x)
+
+
+def with_logging(net: Net, x: Tensor) -> Tensor:
+    _log.warning("step")
+    return net.layer(x)
+
+
+def with_warning(net: Net, x: Tensor) -> Tensor:
+    warnings.warn("step", stacklevel=1)
+    return net.layer(x)
+
+
+def with_logging_unless_compiling(net: Net, x: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        _log.warning("step")
+    return net.layer(x)
+
+
+def with_clock(net: Net, x: Tensor) -> Tensor:
+    net.last = time.perf_counter()
+    return net.layer(x)
+
+
+_lock = threading.Lock()
+
+
+def with_lock(net: Net, x: Tensor) -> Tensor:
+    with _lock:
+        return net.layer(x)
+
+
+def with_hash(net: Net, x: Tensor) -> Tensor:
+    net.last = hashlib.md5(b"a").digest_size
+    return net.layer(x)
+
+
+def with_loop(net: Net, x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = net.layer(x)
+    return x
+
+
+def with_open_file(net: Net, x: Tensor) -> Tensor:
+    open("/dev/null").close()
+    return net.layer(x)
+
+
+def with_explicit_break(net: Net, x: Tensor) -> Tensor:
+    x = net.layer(x)
+    torch._dynamo.graph_break()
+    return x
+
+
+@torch.compiler.disable
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def with_disabled(net: Net, x: Tensor) -> Tensor:
+    return doubled(net.layer(x))
+
+
+def doubled_in_graph(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * 2
+
+
+def with_builtin(net: Net, x: Tensor) -> Tensor:
+    net.last = id(x) and memoryview(b"a")
+    return net.layer(x)
+
+
+def with_numpy_random(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * np.random.rand()
+
+
+def with_numpy_permutation(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x)[np.random.permutation(4)]
+
+
+def with_torch_permutation(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x)[torch.randperm(4)]
+
+
+def with_token(net: Net, x: Tensor) -> Tensor:
+    net.last = uuid.uuid4()
+    return net.layer(x)
+
+
+def with_state_kept(net: Net, x: Tensor) -> Tensor:
+    net.last = torch.get_rng_state()
+    return net.layer(x)
+
+
+def with_forked_state(net: Net, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        return net.layer(x + torch.rand(8))
+
+
+def with_interpolation(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * float(np.interp(0.5, [0, 1], [0, 1]))
+
+
+_twice_in_numpy = np.frompyfunc(lambda value: 2 * value, 1, 1)
+
+
+def with_ufunc(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * float(_twice_in_numpy(0.5))
+
+
+def with_text_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.last = repr(x)
+    return net.layer(x)
+
+
+def with_root_logger(net: Net, x: Tensor) -> Tensor:
+    logging.info("step")
+    return net.layer(x)
+
+
+def with_progress_bar(net: Net, x: Tensor) -> Tensor:
+    for layer in tqdm(net.layers, disable=True):
+        x = layer(x)
+    return x
+
+
+def with_class(net: Net, x: Tensor) -> Tensor:
+    class Scale:
+        value = 2.0
+
+    return net.layer(x) * Scale.value
+
+
+def with_cut_at_random(net: Net, x: Tensor) -> Tensor:
+    begin = random.randint(0, 4)
+    x = x.clone()
+    x[:, begin : begin + 4] = 0
+    return net.layer(x)
+
+
+def with_part_at_random(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x[: random.randint(1, 3)])
+
+
+def with_mask_drawn_by_torch(net: Net, x: Tensor) -> Tensor:
+    begin = torch.randint(0, 5, ())
+    places = torch.arange(8)
+    return net.layer(x * ((places < begin) | (places >= begin + 4)))
+
+
+def with_text_of_values(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    _log.info(f"mean {y.mean().item():.3f}, {y.std()}")
+    return y
+
+
+def with_numpy_padding(net: Net, x: Tensor) -> Tensor:
+    return net.layer(torch.from_numpy(np.pad(x.numpy(), ((0, 0), (1, 1))))[:, 1:-1])
+
+
+def with_torch_padding(net: Net, x: Tensor) -> Tensor:
+    return net.layer(nn.functional.pad(x, (1, 1))[:, 1:-1])
+
+
+def with_text_kept(net: Net, x: Tensor) -> Tensor:
+    net.last = str(x)
+    return net.layer(x)
+
+
+def with_progress_of_a_range(net: Net, x: Tensor) -> Tensor:
+    for _ in trange(1, disable=True):
+        x = net.layer(x)
+    return x
+
+
+def with_activations_on_the_cpu(net: Net, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return net.layer(x)
+
+
+def with_break_in_a_comprehension(net: Net, x: Tensor) -> Tensor:
+    return torch.stack([doubled(layer(x)) for layer in net.layers])
+
+
+def with_comprehension(net: Net, x: Tensor) -> Tensor:
+    return torch.stack([2 * layer(x) for layer in net.layers])
+
+
+def with_match_kept(net: Net, x: Tensor) -> Tensor:
+    net.last = re.match("a", "abc")
+    return net.layer(x)
+
+
+BREAKS_OF_PYTHON = [
+    Case("value that is not a tensor", with_match_kept, plain),
+    Case("break in a comprehension", with_break_in_a_comprehension, with_comprehension),
+    Case("numpy and scipy", with_numpy_padding, with_torch_padding),
+    Case("print, logging and warnings", with_text_kept, with_tensor_kept),
+    Case("progress bar", with_progress_of_a_range, with_loop),
+    Case("context manager", with_activations_on_the_cpu, plain),
+    Case("Python's or numpy's random numbers", with_cut_at_random, with_mask_drawn_by_torch),
+    Case("Python's or numpy's random numbers", with_part_at_random, with_mask_drawn_by_torch),
+    Case("print, logging and warnings", with_text_of_values, with_logging_unless_compiling),
+    Case("progress bar", with_progress_bar, with_layers_in_turn),
+    Case("class made in the forward", with_class, plain),
+    Case("explicit break", with_explicit_break, plain),
+    Case("disabled function", with_disabled, doubled_in_graph),
+    Case("Python's or numpy's random numbers", with_python_random, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_generator, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_random, with_torch_random),
+    Case("Python's or numpy's random numbers", with_numpy_permutation, with_torch_permutation),
+    Case("Python's or numpy's random numbers", with_token, plain),
+    Case("seed set in the forward", with_state_kept, plain),
+    Case("seed set in the forward", with_forked_state, with_drawn_noise),
+    Case("numpy and scipy", with_interpolation, plain),
+    Case("numpy and scipy", with_ufunc, plain),
+    Case("print, logging and warnings", with_text_of_a_tensor, plain),
+    Case("print, logging and warnings", with_root_logger, with_logging_unless_compiling),
+    Case("own random generator", with_generator, with_default_generator),
+    Case("own random generator", with_generator_made_there, with_drawn_noise),
+    Case("seed set in the forward", with_seed, with_drawn_noise),
+    Case("print, logging and warnings", with_standard_output, with_print_unless_compiling),
+    Case("file, clock or system call", with_folder, plain),
+    Case("print, logging and warnings", with_print, with_print_unless_compiling),
+    Case("print, logging and warnings", with_logging, with_logging_unless_compiling),
+    Case("print, logging and warnings", with_warning, with_logging_unless_compiling),
+    Case("file, clock or system call", with_clock, plain),
+    Case("file, clock or system call", with_open_file, plain),
+    Case("context manager", with_lock, plain),
+    Case("operator of another library", with_hash, plain),
+    Case("break in a loop", with_break_in_loop, with_loop),
+    Case("untraceable builtin", with_builtin, plain),
+]

@@ -1,0 +1,276 @@
+"""Models with a graph break caused by a tensor (its value, size or kind), and the same models mended."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from faulty_models import Case, Net, plain, with_assert_statement, with_layers_in_turn, with_mask, with_rows, with_tensor_kept
+from torch import Tensor, nn
+
+
+def with_item(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.last = y.sum().item()
+    return y
+
+
+def with_branch(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    if y.sum() > 0:
+        y = y * 2
+    return y
+
+
+def with_where(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return torch.where(y.sum() > 0, y * 2, y)
+
+
+def with_sparse(net: Net, x: Tensor) -> Tensor:
+    return torch.sparse.mm(torch.eye(4).to_sparse(), net.layer(x))
+
+
+def with_dense(net: Net, x: Tensor) -> Tensor:
+    return torch.eye(4) @ net.layer(x)
+
+
+def with_packed(net: Net, x: Tensor) -> Tensor:
+    return nn.utils.rnn.pack_padded_sequence(net.layer(x)[None], torch.tensor([4]), batch_first=True).data
+
+
+def with_deepcopy(net: Net, x: Tensor) -> Tensor:
+    return net.layer(copy.deepcopy(x))
+
+
+def with_clone(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x.clone())
+
+
+def with_counted_classes(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) @ nn.functional.one_hot(torch.arange(8)).float()
+
+
+def with_known_classes(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) @ nn.functional.one_hot(torch.arange(8), num_classes=8).float()
+
+
+def with_sparse_made_there(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.sparse_coo_tensor([[0], [0]], [1.0], (4, 8)).to_dense()
+
+
+def with_zeros(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.zeros(4, 8)
+
+
+def with_nested(net: Net, x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([net.layer(x)])
+
+
+def with_copy(net: Net, x: Tensor) -> Tensor:
+    return net.layer(copy.copy(x))
+
+
+class Wrapped(torch.Tensor):
+    """Contains another tensor, without declaring it."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[return-value]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(one.inner if isinstance(one, Wrapped) else one for one in args), **(kwargs or {}))
+
+
+class Flattened(Wrapped):
+    """Contains another tensor, and declares it."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> Flattened:
+        return Flattened(inner["inner"])
+
+
+_wrapped, _flattened = Wrapped(torch.ones(4, 8)), Flattened(torch.ones(4, 8))
+
+
+def with_wrapped(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + _wrapped
+
+
+def with_wrapped_made_there(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + Wrapped(x.detach())
+
+
+def with_flattened(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + _flattened
+
+
+def with_range_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    for _ in range(x[:, 0].abs().long().max()):  # type: ignore[arg-type]  # a tensor is an index
+        x = net.layer(x)
+    return x
+
+
+def with_hash_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.seen.add(hash(x))
+    return net.layer(x)
+
+
+def with_check(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    if torch.isnan(y).any():
+        raise ValueError("not a number")
+    return y
+
+
+def with_check_in_the_graph(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    torch._assert_async(~torch.isnan(y).any())
+    return y
+
+
+def with_ctc_loss(net: Net, x: Tensor) -> Tensor:
+    scores = net.layer(x).log_softmax(-1)[:, None]
+    loss: Tensor = nn.functional.ctc_loss(scores, torch.ones(1, 2).long(), torch.tensor([4]), torch.tensor([1]))
+    return loss
+
+
+_encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+_stack = nn.TransformerEncoder(_encoder, 1)
+
+
+def with_mask_looked_at(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _stack(net.layer(x)[None], nn.Transformer.generate_square_subsequent_mask(4))
+    return y
+
+
+def with_mask_declared(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _stack(net.layer(x)[None], nn.Transformer.generate_square_subsequent_mask(4), is_causal=True)
+    return y
+
+
+def with_set_of_tensors(net: Net, x: Tensor) -> Tensor:
+    net.seen.add(x)  # type: ignore[arg-type]
+    return net.layer(x)
+
+
+def with_resized(net: Net, x: Tensor) -> Tensor:
+    space = x.new_empty(0)
+    return net.layer(x) + space.resize_(4, 8).zero_()
+
+
+def with_shared_memory(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = net.layer(x)
+    y.detach().share_memory_()
+    return y
+
+
+class Scaled(torch.autograd.Function):
+    """Reads the value of a tensor while it is traced."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / x.detach().abs().max().item()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def with_value_in_a_function(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = Scaled.apply(net.layer(x))  # type: ignore[no-untyped-call]
+    return y
+
+
+def with_assertion(net: Net, x: Tensor) -> Tensor:
+    torch._assert(x.abs().sum() < 1e9, "too large")  # type: ignore[arg-type]  # a tensor is a condition
+    return net.layer(x)
+
+
+_averaging, _moving = nn.BatchNorm1d(8, momentum=None), nn.BatchNorm1d(8, momentum=0.1)
+
+
+def with_average_over_all_batches(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _averaging(net.layer(x))
+    return y
+
+
+def with_moving_average(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _moving(net.layer(x))
+    return y
+
+
+def with_mask_of_lengths(net: Net, x: Tensor) -> Tensor:
+    lengths = x[:, 0].abs().long()
+    return net.layer(x) * (torch.arange(int(lengths.max())) < lengths[:, None]).sum()
+
+
+def with_mask_of_a_shape(net: Net, x: Tensor) -> Tensor:
+    lengths = x[:, 0].abs().long()
+    return net.layer(x) * (torch.arange(x.size(1)) < lengths[:, None]).sum()
+
+
+def with_repeats(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).repeat_interleave(torch.arange(4), dim=0)
+
+
+def with_known_repeats(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).repeat_interleave(torch.arange(4), dim=0, output_size=6)
+
+
+def with_bins(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + torch.bincount(x[0].abs().long(), minlength=8)[:8]
+
+
+def with_counted_ids(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) + nn.functional.one_hot(x[0].abs().long(), num_classes=8).sum(0)
+
+
+def with_sorted_rows(net: Net, x: Tensor) -> Tensor:
+    return torch.stack(sorted(net.layer(x), key=lambda row: float(row[0])))
+
+
+def with_rows_in_order(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return y[y[:, 0].argsort()]
+
+
+BREAKS_OF_VALUES = [
+    Case("value of a tensor", with_sorted_rows, with_rows_in_order),
+    Case("assertion by a function", with_assertion, with_assert_statement),
+    Case("average over all batches", with_average_over_all_batches, with_moving_average),
+    Case("value of a tensor", with_mask_of_lengths, with_mask_of_a_shape),
+    Case("repeats that are a tensor", with_repeats, with_known_repeats),
+    Case("number of bins", with_bins, with_counted_ids),
+    Case("causal mask", with_mask_looked_at, with_mask_declared),
+    Case("set of tensors", with_set_of_tensors, plain),
+    Case("memory of a tensor", with_resized, plain),
+    Case("memory of a tensor", with_shared_memory, plain),
+    Case("value of a tensor", with_value_in_a_function, plain),
+    Case("data-dependent branch", with_check, with_check_in_the_graph),
+    Case("CTC loss", with_ctc_loss, plain),
+    Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),
+    Case("identity of an object", with_hash_of_a_tensor, plain),
+    Case("value of a tensor", with_item, with_tensor_kept),
+    Case("data-dependent branch", with_branch, with_where),
+    Case("output of unknown size", with_rows, with_mask),
+    Case("number of classes", with_counted_classes, with_known_classes),
+    Case("sparse tensor", with_sparse_made_there, with_zeros),
+    Case("nested tensor", with_nested, plain),
+    Case("value that is not a tensor", with_copy, with_clone),
+    Case("tensor subclass", with_wrapped, with_flattened),
+    Case("tensor subclass", with_wrapped_made_there, with_flattened),
+    Case("sparse tensor", with_sparse, with_dense),
+    Case("packed sequences", with_packed, plain),
+    Case("copy of a tensor by Python", with_deepcopy, with_clone),
+]
