@@ -43,7 +43,7 @@ quick: $(VENV)/.installed-dev
 	  $(addprefix --ignore=tests/,sweeps chaos cluster fuzz browser golden) $(ARGS)
 
 test: style
-	$(call run_tests)
+	$(call run_tests,--examples 30)
 
 nightly test-all: export FUZZ_CASES ?= 2000
 nightly test-all: style

@@ -231,7 +231,7 @@ def test_the_theme_is_the_systems_until_it_is_chosen_but_paper_is_white_and_hold
         assert visit.errors == []
 
 
-@pytest.mark.alone
+@pytest.mark.nightly("measures time, so nothing else may run; `make test` opens the same page with 80 trials")
 def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report = analysis.write_report(make_sweep(many(500)))
     took = []

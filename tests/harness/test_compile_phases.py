@@ -21,7 +21,6 @@ from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
-OTHERS = pytest.mark.nightly("compiles cold up to three times; `make test` does so with another setting")
 
 
 @pytest.fixture
@@ -135,17 +134,14 @@ def test_spans_that_cpus_never_see_have_their_phase(now: list[float], span: str,
 
 @pytest.mark.parametrize(
     ("spelled", "graphs"),
-    [
-        pytest.param("scope=full", 1, marks=OTHERS),
-        ("scope=regional,dynamic=auto,pad_multiple=4", 2),
-        pytest.param("scope=eager,optimizer=compiled", 1, marks=OTHERS),
-    ],
+    [("scope=full", 1), ("scope=regional,dynamic=auto,pad_multiple=4", 2), ("scope=eager,optimizer=compiled", 1)],
 )
-@pytest.mark.alone
+@pytest.mark.nightly("compiles cold with nothing beside it; the test below adds up the phases of a compile without Inductor")
 @pytest.mark.slow
 def test_at_least_nine_tenths_of_a_real_compile_have_a_name(spelled: str, graphs: int, tmp_path: Path) -> None:
-    for attempt in range(3):
-        found = _measured_cold(spelled, tmp_path / str(attempt))
+    for _ in range(3):
+        with fresh_cache(dir=str(tmp_path)):
+            found = _measured(spelled)
         parts = found.compile_phases_s
         assert found.graphs == graphs
         assert sum(parts.values()) == pytest.approx(found.compile_s)
@@ -155,12 +151,18 @@ def test_at_least_nine_tenths_of_a_real_compile_have_a_name(spelled: str, graphs
     pytest.fail(f"three times in a row, what else the machine does being able to add to it: {parts}")
 
 
-def _measured_cold(spelled: str, caches: Path) -> Measurement:
+@pytest.mark.slow
+def test_the_phases_of_a_real_compile_add_up_to_it() -> None:
+    found = _measured("scope=full,backend=aot_eager")
+    parts = found.compile_phases_s
+    assert sum(parts.values()) == pytest.approx(found.compile_s)
+    assert min(parts["dynamo"], parts["aot_autograd"]) > 0, parts
+
+
+def _measured(spelled: str) -> Measurement:
     torch._dynamo.reset()
-    caches.mkdir()
     protocol = Protocol(compared_steps=3, min_passes=2, max_passes=2, cpu_window_s=0.0)
-    with fresh_cache(dir=str(caches)):
-        return measure(prepare(Toy("only", 0), CompileSettings.parse(spelled), CPU), protocol=protocol)
+    return measure(prepare(Toy("only", 0), CompileSettings.parse(spelled), CPU), protocol=protocol)
 
 
 def test_running_and_capturing_a_graph_is_capture_and_torch_gets_its_methods_back(
