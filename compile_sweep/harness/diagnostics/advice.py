@@ -104,7 +104,7 @@ def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str], 
 def _guard_of(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the names in it."""
     name, kind = _named(series.first.source), series.first.kind
-    advice = named_advice(cause, series.first.source)
+    advice = named_advice(cause, series)
     values = series.values[0] if len(series.values) == 1 else f"{series.values[0]}, then {', '.join(series.values[1:3])}"
     if cause.name == "number of each block":
         return f"the Python value {name} was {values}: {advice}"

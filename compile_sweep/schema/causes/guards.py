@@ -91,6 +91,12 @@ GUARDS = (
         guard=r"tensor '.+?' requires_grad mismatch",
     ),
     Cause(
+        "layout in memory",
+        "one call gets a tensor of the same shape that is laid out differently in memory, often the first of equal blocks, after "
+        "a transpose: call .contiguous() on it, or accept one graph more",
+        guard=r"tensor '.+?' stride mismatch",
+    ),
+    Cause(
         "modules that are added",
         "modules are added during training: create them in __init__, before compiling",
         guard=r"len\(\S*\._modules\)",
@@ -302,7 +308,7 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
     if cause := cause_of_series(told, breaks, recompiles):
-        return named_advice(cause, told.first.source)
+        return named_advice(cause, told)
     if "size" in last.guard or not last.guard:
         of_data = (
             "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
@@ -312,7 +318,12 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
     return "keep what the guard names the same in every step"
 
 
-def named_advice(cause: Cause, source: str) -> str:
-    """Returns the advice on a guard, with the attribute's own name in the code that it shows."""
-    attribute = source.rpartition(".")[2]
-    return re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice) if attribute.isidentifier() else cause.advice
+def named_advice(cause: Cause, series: RecompileSeries) -> str:
+    """Returns the advice on a guard, with the attribute's own name, and a number's first value, in the code that it shows."""
+    attribute = series.first.source.rpartition(".")[2]
+    if not attribute.isidentifier():
+        return cause.advice
+    advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)
+    if series.values and re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", first := series.values[0]):
+        advice = advice.replace("torch.zeros(())", f"torch.tensor({first})").replace(f"{attribute} + 1", f"{attribute} * 0.99")
+    return advice

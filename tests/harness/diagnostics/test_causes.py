@@ -176,7 +176,7 @@ def test_every_cause_has_its_test() -> None:
     elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
     elsewhere |= {"blocks of different kinds", "length after a graph break", "number of each block"}
     elsewhere |= {"cache of keys and values", "argument of changing type", "KL divergence"}
-    elsewhere |= {"arguments of different calls"}
+    elsewhere |= {"arguments of different calls", "layout in memory"}
     assert shown | {"exception in the forward"} == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
@@ -248,6 +248,15 @@ def test_a_recompile_limit_has_the_advice_of_its_guard(guard: str, helps: str, n
     advice = (verdict.reason or "").rpartition("; ")[2] if ";" in (verdict.reason or "") else ""
     assert helps in (verdict.reason or "")
     assert never not in advice
+
+
+def test_the_buffer_for_a_number_begins_with_its_first_value() -> None:
+    guards_that_failed = [f"forward (model.py:10): self.temperature == {value}" for value in (2.0, 1.998)]
+    hit = "forward (model.py:10) hit recompile_limit 2: self.temperature == 1.998"
+    advice = guards.advice_on_limit(hit, guards_that_failed)
+    assert "'temperature', torch.tensor(2.0))" in advice
+    assert "self.temperature = self.temperature * 0.99;" in advice
+    assert "'steps', torch.zeros(()))" in guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: self.steps == 7")
 
 
 def test_a_fallback_has_the_advice_of_the_break_at_its_line() -> None:

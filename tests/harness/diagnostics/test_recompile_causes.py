@@ -574,6 +574,18 @@ def test_code_that_is_called_in_different_ways_has_its_cause_and_one_graph_for_e
     assert found.graphs == 3
 
 
+def test_a_transposed_tensor_is_laid_out_differently_and_a_contiguous_one_takes_no_graph_more() -> None:
+    told = []
+    for other in (torch.ones(4, 3).T, torch.ones(4, 3).T.contiguous()):
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.sin, backend="eager")
+        with capture_diagnostics() as found:
+            compiled(torch.ones(3, 4))
+            compiled(other)
+        told.append((found.graphs, {one.name for text in found.recompile_reasons if (one := cause_of(text))}))
+    assert told == [(2, {"layout in memory"}), (1, set())]
+
+
 @contextlib.contextmanager
 def frozen_at_first(net: Net, number: int) -> Iterator[None]:
     net.layer.weight.requires_grad_(number >= 3)
