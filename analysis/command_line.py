@@ -18,7 +18,6 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 SweepFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-"""The folder that a sweep wrote."""
 
 
 def is_number(word: str) -> bool:

@@ -40,7 +40,6 @@ SENTENCES = {
     "unknown_why": "No eager trial is usable; among the others it is the fastest for {job}. What would tell: an eager "
     "trial (--settings scope=eager).",
 }
-"""Each sentence with its placeholders."""
 
 TILES = {
     "Saves": ("{share}", "{saved} of {whole} (95 %: {low} to {high}) against {baseline}"),
@@ -65,7 +64,6 @@ STARTS = {
     Starts.FIRST_COLD: "with warm compile caches after restarts",
     Starts.WARM: "with warm compile caches",
 }
-"""How a job's starts are described."""
 
 AS_WRITTEN = "the script as it is"
 

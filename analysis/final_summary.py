@@ -42,7 +42,6 @@ class Ending(NamedTuple):
     training_command: str | None
     """Command that trains the sweep's script with that setting; None without such a setting, or for a workload."""
     is_known: bool
-    """Whether there are usable trials to recommend from."""
 
 
 def ending(folder: Path) -> Ending:

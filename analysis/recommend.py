@@ -113,20 +113,16 @@ class Recommendation(NamedTuple):
     trial: pd.Series
     """Row of the setting to train with: the baseline's if the answer is to stay, otherwise `about`."""
     about: pd.Series
-    """Row of the setting that the decision is about."""
     baseline: pd.Series | None
     """Row of what is run today, which may break the constraints; None if no eager trial is usable."""
     decision: Decision
     lines: list[Line]
-    """Lines of the settings that the decision mentions."""
     costs: Costs
-    """Costs of every setting that meets the constraints."""
     equals: pd.DataFrame
     """Rows of other settings that might be the fastest, the most probable first."""
     reigns: list[Reign]
     """The fastest setting for every length of such a job."""
     excluded: dict[str, int]
-    """Number of usable settings that break each constraint."""
 
 
 def recommend(

@@ -23,12 +23,9 @@ class SweptScript:
     """The script of a sweep."""
 
     path: str
-    """Absolute path of the file."""
     module: str | None = None
-    """Name of the module, if it runs as one."""
     arguments: tuple[str, ...] = ()
     folder: str = ""
-    """Folder it was started in."""
     batch_argument: str | None = None
     """The script's own option for its batch size."""
 

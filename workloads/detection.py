@@ -99,7 +99,6 @@ class DetectionSize:
     queries: int
     classes: int
     objects: int
-    """Number of objects per image."""
     batch_size: int
     pool_batches: int
 

@@ -31,7 +31,6 @@ class Gpt2Size:
     heads: int
     vocabulary: int = 50257
     length: int = 256
-    """Number of tokens in each row."""
     batch_size: int = 4
     pool_batches: int = 20
 

@@ -53,7 +53,6 @@ class Effect(NamedTuple):
 
     name: str
     before: str
-    """The field's value."""
     after: str
     rate: Difference
     """Relative change of throughput: 0.1 is 10 % more."""
@@ -62,7 +61,6 @@ class Effect(NamedTuple):
     compile_s: Difference | None
     """Seconds of cold compiling, estimated for a warm trial; None if no pair has both figures."""
     pairs: int
-    """Number of pairs that it is the mean of."""
 
     @property
     def steps_to_pay(self) -> float | None:

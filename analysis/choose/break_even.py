@@ -52,7 +52,6 @@ class Job:
     """A training job; raises ConfigError for a number that is out of range."""
 
     steps: int
-    """Number of optimizer steps."""
     restarts: int = 0
     """Number of restarts, after failures or preemptions; lost steps are not counted."""
     nodes: int = 1
@@ -98,12 +97,10 @@ class Reign(NamedTuple):
     """A range of job lengths in which one setting is the fastest."""
 
     trial: pd.Series
-    """The setting's row of the table."""
     from_steps: int
     to_steps: int | None
     """Last length of the range; None if no other setting is ever better."""
     from_s: float
-    """Seconds of the job at the first length."""
 
 
 @cache

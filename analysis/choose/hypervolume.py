@@ -24,7 +24,6 @@ class Hypervolume(NamedTuple):
     value: float
     """In the product of the objectives' units."""
     low: float
-    """Lower end of its 95 % interval."""
     high: float
     reference: Mapping[str, float]
     """The reference point, by objective; worse values do not count."""

@@ -30,7 +30,6 @@ class Choice(NamedTuple):
     """A trial worth naming."""
 
     trial: pd.Series
-    """Row of the trial."""
     speedup: float | None
     """Its samples per second divided by those of `eager`; None without one."""
     eager: pd.Series | None
@@ -45,7 +44,6 @@ class Summary(NamedTuple):
     quickest: Choice | None
     """The compiled trial with the least cold compile time."""
     knee: Choice | None
-    """The knee of the front; see `knee`."""
     best_eager: Choice | None
     """The eager trial with the most samples per second, as `assured`; of equals the one that compiles faster."""
     counts: Mapping[Status, int]

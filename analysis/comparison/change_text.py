@@ -22,7 +22,6 @@ TITLES = {
     "warm_start_s": "warm start s",
     "peak_memory_bytes": "peak memory",
 }
-"""Names of the figures in `FIGURES`."""
 
 _WRITERS = {"peak_memory_bytes": gib, "speedup_eager": times}
 _UNITS = {"compile_s": " s", "warm_start_s": " s"}

@@ -29,7 +29,6 @@ class Rule(NamedTuple):
     """A condition that must not occur."""
 
     words: str
-    """The rule as it was written."""
     name: str
     """A column; empty for news."""
     is_above: bool

@@ -25,9 +25,7 @@ class EffectsInfo(NamedTuple):
     """Contents of the chart of single changes."""
 
     effects: list[Effect]
-    """Effects from the largest gain to the largest loss."""
     num_left_out: int
-    """Number of smaller effects that are not shown."""
 
 
 def effects_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> EffectsInfo:

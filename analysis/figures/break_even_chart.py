@@ -38,23 +38,19 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT_PX = 460
 _MARGIN_PX = {"l": 84, "t": 30, "b": 64, "r": 290}
 _HIGHEST = 2
-"""Upper end of the vertical axis."""
 _UNIT_PX = (_HEIGHT_PX - _MARGIN_PX["t"] - _MARGIN_PX["b"]) / _HIGHEST
 _NAME_CHARS, _NAME_LINES = 38, 3
 _NAME_OFF_PX = 18
 _NAME_LINE_PX = 17
-"""Line height of a name."""
 
 
 class JobSetting(NamedTuple):
     """A job's costs under one setting. Text is unescaped, as in the record."""
 
     label: str
-    """Its short name."""
     key: str
     scope: Scope
     cold_s: float
-    """Seconds of a cold start."""
     warm_s: float | None
     """Seconds of a start from artifacts; None if it was not measured."""
     step_s: float
@@ -65,7 +61,6 @@ class JobSetting(NamedTuple):
     peak_bytes: float | None
     num_workers: int
     is_plain: bool
-    """Whether it is plain `torch.compile(model)`."""
     on_batches: str
     """How it changes the training batches, and how large they may be; empty if there is nothing to say."""
 
@@ -83,7 +78,6 @@ class BreakEvenInfo(NamedTuple):
     """The fastest setting by length, for a job that starts once, cold."""
     samples_per_step: int
     has_tried_others: bool
-    """Whether settings besides the baseline were tried."""
 
 
 def break_even_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -> BreakEvenInfo:

@@ -44,9 +44,7 @@ class CacheInfo(NamedTuple):
     """Contents of the chart."""
 
     rows: list[CacheRow]
-    """Settings, those with the largest saving first."""
     num_left_out: int
-    """Number of settings that are not shown."""
 
 
 def cache_info(df: pd.DataFrame) -> CacheInfo:

@@ -36,7 +36,6 @@ class CompilePhasesInfo(NamedTuple):
     phases: list[str]
     """Phases that took any time, in the order of `COMPILE_PHASES`."""
     num_left_out: int
-    """Number of settings with phases that are not shown."""
 
 
 def compile_phases_info(df: pd.DataFrame) -> CompilePhasesInfo:

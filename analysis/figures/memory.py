@@ -31,11 +31,8 @@ class MemoryBar(NamedTuple):
     peak_bytes: float
     """Maximum allocated."""
     reserved_bytes: float | None
-    """Maximum reserved by torch's allocator."""
     compiling_bytes: float | None
-    """Maximum allocated during the warm-up."""
     pool_bytes: float | None
-    """Reserved by the pool of CUDA graphs."""
     on_front: bool
 
 
@@ -45,9 +42,7 @@ class MemoryInfo(NamedTuple):
     bars: list[MemoryBar]
     """Ascending in peak."""
     device_bytes: float | None
-    """Memory of the device; None if it is not known."""
     num_left_out: int
-    """Number of settings that are not shown."""
 
 
 def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryInfo:
@@ -145,7 +140,6 @@ class BatchCurve(NamedTuple):
     fitting: list[tuple[int, float]]
     """Sizes that fit, ascending, with their bytes."""
     too_large: list[int]
-    """Sizes that did not fit."""
 
 
 class BatchMemoryInfo(NamedTuple):
@@ -154,9 +148,7 @@ class BatchMemoryInfo(NamedTuple):
     curves: list[BatchCurve]
     """The front's settings first, then the fastest."""
     device_bytes: float | None
-    """Memory of the device; None if it is not known."""
     num_left_out: int
-    """Number of settings that are not shown."""
 
 
 def batch_memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> BatchMemoryInfo:

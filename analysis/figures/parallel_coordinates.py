@@ -45,7 +45,6 @@ class Axis(NamedTuple):
     ticks: list[tuple[float, str]]
     """Position on the axis, from 0 at the bottom to 1 at the top, and its label."""
     is_choice: bool
-    """Whether it is a field of the settings."""
 
 
 class Line(NamedTuple):
@@ -67,7 +66,6 @@ class ParallelInfo(NamedTuple):
     lines: list[Line]
     """Lines, the least important first, so that the others are drawn over them."""
     num_left_out: int
-    """Number of settings that are not shown."""
 
 
 def parallel_info(df: pd.DataFrame) -> ParallelInfo:

@@ -35,7 +35,6 @@ class ParetoPoint(NamedTuple):
     shown_x: float
     """Price at which it is drawn: at least a logarithmic axis's floor."""
     y: float
-    """Gain, in the axis's unit."""
     y_low: float | None
     y_high: float | None
     samples_per_s: float | None
@@ -53,11 +52,9 @@ class ParetoPoint(NamedTuple):
     numerics_status: str | None
     status: Status
     label: str | None
-    """Why it is not ok."""
     is_noisy: bool
     """Whether the front uses the low end of its interval."""
     remarks: list[str]
-    """What is unusual about its measurement."""
     on_front: bool
     is_knee: bool
     front_probability: float | None

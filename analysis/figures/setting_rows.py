@@ -27,7 +27,6 @@ class RowName(NamedTuple):
 
     setting_name: str
     figure: str
-    """The row's main figure with its unit."""
     on_front: bool
 
 

@@ -44,7 +44,6 @@ class StepTimesInfo(NamedTuple):
     rows: list[StepTimes]
     """Ascending in median step."""
     num_left_out: int
-    """Number of settings with timed steps that are not shown."""
 
 
 def step_times_info(df: pd.DataFrame) -> StepTimesInfo:

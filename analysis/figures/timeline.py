@@ -62,7 +62,6 @@ class Pause(NamedTuple):
     """A long time without a trial on any lane, which the chart leaves out."""
 
     start_s: float
-    """Seconds since the first span began."""
     length_s: float
 
 
@@ -119,13 +118,11 @@ class TimelineInfo(NamedTuple):
     """Contents of the chart."""
 
     spans: list[Span]
-    """Spans in the order in which they began."""
     lane_names: list[str]
     """Name of each lane: its GPU as host:index, or as index if all are on one host; a number if none is recorded."""
     of_gpus: bool
     """Whether lanes are GPUs, as far as records name them."""
     num_gpus: int
-    """Number of lanes that are GPUs."""
     pauses: list[Pause]
     """Long pauses of the sweep, in order. They count neither as idle nor as any other time."""
     busy: float

@@ -28,7 +28,6 @@ class Chart(NamedTuple):
     """ID of its section, and name of its figure in the page's data."""
     title: str
     short_title: str
-    """Title in the page's table of contents."""
     description: str
     """Description for readers who cannot see the chart."""
     note: str
@@ -51,9 +50,7 @@ class Fronts(NamedTuple):
     """Name of an axis, and its label on the page."""
     has_points: bool
     has_ties: bool
-    """Whether some trials cannot be told apart."""
     has_hollow: bool
-    """Whether trials that do not count are drawn."""
     num_left_out: int
 
 

@@ -225,7 +225,6 @@ class Part(NamedTuple):
     """A part of the page, for its table of contents."""
 
     name: str
-    """ID of its heading."""
     title: str
     sections: list[tuple[str, str]]
     """ID of each section, and its name in the table of contents."""

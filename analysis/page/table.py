@@ -43,7 +43,6 @@ class Heading(NamedTuple):
     """A column of the table."""
 
     name: str
-    """Name of the frame's column."""
     title: str
     unit: str
     write: Callable[[Any], str]
@@ -79,7 +78,6 @@ class Row(NamedTuple):
     remarks: list[Remark]
     status: str
     outcome: str
-    """Status and label."""
     source: str
     """The settings as the Python that was executed; empty if the record has none."""
 

@@ -46,7 +46,6 @@ class TrialFold(NamedTuple):
 
     setting_name: str
     outcome: str
-    """Status with label."""
     on_front: bool
     summary: str
     """Throughput and compile time in a few words; empty if neither is known."""
@@ -54,10 +53,8 @@ class TrialFold(NamedTuple):
     """The setting as the Python that was measured or, if the record has none, as text."""
     facts: list[tuple[str, str]]
     lists: list[tuple[str, list[str]]]
-    """Titles, and their lines."""
     reason: str
     log: str | None
-    """Link to its log."""
     log_end: str
 
 

@@ -49,7 +49,6 @@ class LoadedTorch:
     """The torch of this process."""
 
     def inductor_options(self) -> Mapping[str, str]:
-        """Returns the types of Inductor's options, by name; `ANY` if torch does not check them."""
         import torch
         from torch._inductor import config
 
@@ -57,19 +56,16 @@ class LoadedTorch:
         return {name: _type_name(kind) for name, kind in types.items()}
 
     def config_options(self, module: str) -> Mapping[str, str]:
-        """Returns the types of the settings in one of torch's configuration modules, such as `torch._dynamo.config`, by name."""
         config = config_module(module)
         names = [name for name in config._config if not name.startswith("_") and name != "TYPE_CHECKING"]
         return {name: _type_name(config.get_type(name)) for name in names}
 
     def backends(self) -> Sequence[str]:
-        """Returns the back-ends of `torch.compile`."""
         import torch
 
         return torch._dynamo.list_backends(exclude_tags=())
 
     def ddp_arguments(self) -> Sequence[str]:
-        """Returns the arguments of `DistributedDataParallel`."""
         from torch.nn.parallel import DistributedDataParallel
 
         return list(inspect.signature(DistributedDataParallel.__init__).parameters)

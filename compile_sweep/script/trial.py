@@ -132,11 +132,9 @@ class FreshProcess:
             )
 
     def poll(self) -> int | None:
-        """Returns its exit code; None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
-        """Ends it and everything in its session."""
         kill_session(self._process.pid)
         self._process.wait()
 

@@ -55,24 +55,20 @@ class _Held:
     spans: dict[str, Span]
 
 
-class CacheHolder:
-    """The actor. Ray calls it from several threads; everyone else uses `ClusterShelf`."""
+class CacheHolder(DurableShelf):
+    """The actor: a durable shelf whose contents it also holds. Ray calls it from several threads; others use `ClusterShelf`."""
 
     def __init__(self, location: str, memory_bytes: int) -> None:
-        self._durable = DurableShelf(location)
+        super().__init__(location)
         self._memory_bytes = memory_bytes
         self._held: OrderedDict[int, _Held] = OrderedDict()  # longest unused first
         self._home: dict[str, int] = {}
         self._next = 0
         self._lock = threading.Lock()
 
-    def present(self, sizes: Mapping[str, int]) -> set[str]:
-        """Implements `Shelf.present`."""
-        return self._durable.present(sizes)  # a content that is only in memory would be lost with the actor
-
-    def put_blobs(self, slab: Slab, spans: dict[str, Span]) -> None:
-        """Implements `Shelf.put_blobs` for concatenated contents."""
-        self._durable.put_blobs({digest: slab[at : at + length].tobytes() for digest, (at, length) in spans.items()})
+    def put_slab(self, slab: Slab, spans: dict[str, Span]) -> None:
+        """Stores concatenated contents."""
+        self.put_blobs({digest: slab[at : at + length].tobytes() for digest, (at, length) in spans.items()})
         self._hold(slab, spans)
 
     def locate(self, sizes: Mapping[str, int]) -> Located:
@@ -87,7 +83,7 @@ class CacheHolder:
         slabs = [held.slab for held in found]
         failed: dict[str, str] = {}
         if absent:
-            blobs = self._durable.get_blobs(absent)
+            blobs = self.get_blobs(absent)
             failed = blobs.failed
             if blobs.found:
                 slab, spans = laid_out(blobs.found)
@@ -96,36 +92,11 @@ class CacheHolder:
         return Located(slabs=tuple(slabs), places={digest: places[digest] for digest in sizes if digest in places}, failed=failed)
 
     def drop_blobs(self, digests: Iterable[str]) -> None:
-        """Implements `Shelf.drop_blobs`."""
         dropped = list(digests)
         with self._lock:
             for number in {self._home[digest] for digest in dropped if digest in self._home}:
                 self._forget(number)  # the slab's other contents are read from the durable shelf again
-        self._durable.drop_blobs(dropped)
-
-    def blobs(self) -> dict[str, BlobInfo]:
-        """Implements `Shelf.blobs`."""
-        return self._durable.blobs()
-
-    def put_manifest(self, name: str, text: bytes) -> None:
-        """Implements `Shelf.put_manifest`."""
-        self._durable.put_manifest(name, text)
-
-    def manifests(self) -> dict[str, bytes]:
-        """Implements `Shelf.manifests`."""
-        return self._durable.manifests()
-
-    def drop_manifests(self, names: Iterable[str]) -> None:
-        """Implements `Shelf.drop_manifests`."""
-        self._durable.drop_manifests(names)
-
-    def note_hits(self, hits: Mapping[str, int]) -> None:
-        """Implements `Shelf.note_hits`."""
-        self._durable.note_hits(hits)
-
-    def uses(self) -> dict[str, Use]:
-        """Implements `Shelf.uses`."""
-        return self._durable.uses()
+        super().drop_blobs(dropped)
 
     def process_id(self) -> int:
         """Returns the actor's process ID on its host."""
@@ -174,7 +145,7 @@ class ClusterShelf:
         return cast(set[str], self._ask("present", dict(sizes)))
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
-        self._ask("put_blobs", *laid_out(blobs))
+        self._ask("put_slab", *laid_out(blobs))
 
     def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:
         for is_last in (False, True):

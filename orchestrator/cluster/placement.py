@@ -32,7 +32,6 @@ from orchestrator.config import Device, Placement, SweepConfig
 from orchestrator.guard.progress import find_progress_actor
 
 HOST_RESOURCE = "host"
-"""The resource that each host has one of."""
 
 HOST_TIMEOUT_S = 1800.0
 """How long to wait for the first host that can take a trial: a cloud has to start one and install what it needs."""

@@ -31,7 +31,6 @@ LOG_ACTOR = "compile-sweep-log-book"
 
 SEND_INTERVAL_S = 2.0
 MAX_MESSAGE_BYTES = 2**20
-"""Largest message."""
 
 FETCH_TIMEOUT_S = 20.0
 """How long to wait for the rest of a log; a trial's end should not take longer."""
@@ -44,7 +43,6 @@ class UnfinishedLog:
     rank: int
     host: str
     path: str
-    """Path of the log on that host."""
     start: int
     """Byte offset in the head's file at which this log begins, after what earlier attempts wrote."""
     num_bytes: int = 0

@@ -48,13 +48,11 @@ class Progress:
     early_figures: Mapping[str, float] = field(default_factory=dict)
     """Figures after the first timed pass, by name; empty before that."""
     stop_request: StopRequest | None = None
-    """Why it was asked to stop, if it was."""
     hosts: tuple[str, ...] = ()
     """Ray's IDs of the nodes its workers run on."""
     gpus: tuple[str, ...] = ()
     """The GPUs of its workers, each as host:index."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of `elapsed_s` in each phase so far."""
 
     @property
     def worked_s(self) -> float:
@@ -76,7 +74,6 @@ class _RunningTrial:
     early_figures: Mapping[str, float] = field(default_factory=dict)
     stop_request: StopRequest | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds in each phase that has ended."""
 
 
 class ProgressTracker:

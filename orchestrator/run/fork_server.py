@@ -84,7 +84,6 @@ class Order:
     assignment: Mapping[str, Any]
     """`Assignment.to_dict()`; empty for a run of a script."""
     marker: str
-    """Identifies the attempt's processes."""
     environment: Mapping[str, str]
     """Variables of this attempt alone; of a script's run, all. Those that torch reads on import belong in the server's
     environment.
@@ -266,7 +265,6 @@ class _Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """Kills it."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -280,7 +278,6 @@ class ForkedScriptRun:
         server.start(order)
 
     def poll(self) -> int | None:
-        """Returns the exit code; None while the run goes on."""
         if self._returncode is None:
             self._returncode = self._server.wait(0.0)
         return self._returncode

@@ -47,7 +47,6 @@ class LocalRunner:
                 self._servers.close()
 
     def run(self, batch: Batch) -> None:
-        """Runs the trials one after the other."""
         plan = TrialPlan.of(
             self._config,
             self._output,
@@ -66,7 +65,6 @@ class LocalRunner:
                 raise SweepFolderError(unwritten_error(self._output, unwritten))
 
     def running(self) -> Sequence[Progress]:
-        """Returns the progress of the running trial, if one runs."""
         return self._tracker.running()
 
     def _call_tracker(self, method: str, *arguments: Any) -> Any:

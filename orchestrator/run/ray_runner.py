@@ -42,7 +42,6 @@ class RayRunner:
             yield
 
     def run(self, batch: Batch) -> None:
-        """Hands the batch to Ray Tune."""
         from orchestrator.run.tuning import run_trials
 
         run_trials(
@@ -56,7 +55,6 @@ class RayRunner:
         )
 
     def running(self) -> Sequence[Progress]:
-        """Returns the progress of every running trial; raises RayError if the progress actor does not answer in time."""
         import ray
 
         found: list[Progress] = ray.get(find_progress_actor().running.remote(), timeout=_PROGRESS_TIMEOUT_S)

@@ -55,7 +55,6 @@ class Batch:
     alone: bool = False
     """Runs one trial at a time, with the share of cores it would have next to others, so that compile times are comparable."""
     restores: bool = False
-    """Trials start with artifacts of earlier trials."""
     warm_start: bool = False
     """Trials only start from their own settings' artifacts, instead of measuring."""
     search: Chooser | None = None

@@ -50,7 +50,6 @@ class Stage:
     find: Callable[[], list[CompileSettings]]
     """Returns the settings that remain, given the records at the time of the call."""
     expected_s: Callable[[CompileSettings], float]
-    """Estimated seconds for one of these settings."""
     undone: Callable[[int], str]
     """Says that this many settings did not run."""
     announcement: Callable[[Sequence[CompileSettings]], str] | None = None
@@ -72,15 +71,12 @@ class Stages:
 
     config: SweepConfig
     output: Path
-    """The sweep's folder."""
     fronts: Fronts
     facts: WorkloadFacts
     environment: Environment
-    """The head's environment."""
     learned: Learned = field(default_factory=Learned)
     """What earlier sweeps teach the search."""
     tracking: Tracking = field(default_factory=Tracking)
-    """Trackers that trials are logged to."""
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _fresh: Callable[[], list[TrialRecord]] = field(init=False)
     _records: list[TrialRecord] = field(default_factory=list, init=False)

@@ -160,10 +160,14 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Writes a JSON file atomically, without secrets."""
-    text = json.dumps(redact.redact_json(values), indent=2, allow_nan=False) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
+    write_durably(path, (json.dumps(redact.redact_json(values), indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Writes a file that others may read, atomically; it is on the disk on return."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
             os.chmod(file.name, 0o644)

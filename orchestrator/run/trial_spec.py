@@ -30,14 +30,12 @@ class TrialPlan:
     """What all trials of a sweep have in common."""
 
     folder: str
-    """Absolute path of the sweep's folder."""
     workload: str
     size: str
     seed: int
     num_workers: int
     use_gpu: bool
     pipeline: str
-    """Input pipeline: resident or real."""
     compile_deadline_s: float
     trial_deadline_s: float
     workers_at_once: int = 1
@@ -51,13 +49,10 @@ class TrialPlan:
     precompile: bool = False
     """Whether Dynamo's traces are stored, too."""
     restores: bool = False
-    """Whether a trial starts with artifacts of other trials."""
     prunes: bool = False
-    """Whether a trial may be stopped early."""
     warm_start: bool = False
     """Whether a trial only starts from its setting's own artifacts, instead of measuring it."""
     placement: str = "pack"
-    """Placement policy: pack or spread."""
     head: str | None = None
     """Ray's name of the host with the sweep's folder, in a cluster; None on a single host."""
     python_path: str = ""

@@ -85,7 +85,6 @@ class Parent(Protocol):
     """The worker's connection to the process that started it."""
 
     rank: int
-    """The worker's rank in its trial."""
     runs_of_scripts: StartRun | None
     """Starts a run of a script, as `compile_sweep.script.trial.StartRun` says; None for a fresh process."""
 
@@ -493,11 +492,9 @@ class ForkedParent:
         self._report("worker_started", platform.node(), f"{platform.node()}:{visible}" if self._assignment.plan.use_gpu else None)
 
     def enter_phase(self, phase: Phase) -> None:
-        """Reports the phase."""
         self._report("enter_phase", str(phase))
 
     def report_early_figures(self, early: dict[str, float]) -> None:
-        """Reports the figures."""
         self._report("report_early_figures", early)
 
     def watch_stop_requests(self, log: IO[str]) -> None:

@@ -254,7 +254,6 @@ class GroupConfig(BackendConfig):
     backend: str
     """Back-end of torch.distributed: nccl or gloo."""
     timeout_s: float = 1800.0
-    """Timeout of each operation of the process group, in seconds."""
 
     @property
     def backend_cls(self) -> type[Backend]:

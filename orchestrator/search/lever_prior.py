@@ -58,7 +58,6 @@ class LeverGain:
     """What one lever was worth on one workload in one size."""
 
     lever: str
-    """`field=value`."""
     compiled: bool
     """Whether the compared settings were compiled before the lever was pulled."""
     workload: str

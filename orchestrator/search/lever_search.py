@@ -73,7 +73,6 @@ class Step(NamedTuple):
     setting: CompileSettings
     reason: str
     seconds: float
-    """Estimated seconds of its trial."""
 
 
 class _Took(NamedTuple):

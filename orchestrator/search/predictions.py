@@ -43,7 +43,6 @@ class Expected(NamedTuple):
     gains: Floats
     """Expected hypervolume gain, in the objectives' own units, accounting for failure and violated constraints."""
     wall_s: Floats
-    """Expected seconds of the trial."""
     volume: float
     """The hypervolume reached, from the same reference point; 0 before there is a front."""
 

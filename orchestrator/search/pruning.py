@@ -89,9 +89,7 @@ class Sighting:
     setting: CompileSettings
     phase: str
     elapsed_s: float
-    """Seconds since the trial began."""
     in_phase_s: float
-    """Seconds since its phase began."""
     early: Mapping[str, float] = field(default_factory=dict)
     """Figures from its first timed pass, by name; empty before that."""
 
@@ -102,7 +100,6 @@ class Stop:
 
     label: Label
     reason: str
-    """The reason, as a sentence."""
     bounds: Mapping[str, float]
     """The best that its figures could have become: the lowest or, for speeds, the highest."""
 

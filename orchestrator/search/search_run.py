@@ -111,7 +111,6 @@ class Search:
             self.proposer.tell(row)
 
     def new_records(self) -> Iterable[TrialRecord]:
-        """Returns records that the proposer has not seen yet, and counts them."""
         for record in self._fresh():
             row = asdict(record)
             self._under_way.pop(record.settings_key, None)
@@ -125,7 +124,6 @@ class Search:
             yield record
 
     def why_enough(self) -> str | None:
-        """Says why no further trial should start; None if one may."""
         if self._stopping():
             return "it was stopped"
         if self._search.num_trials is not None and len(self._tried | self._under_way.keys()) >= self._search.num_trials:

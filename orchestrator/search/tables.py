@@ -44,7 +44,6 @@ class Table:
     """Every setting of a space with its result."""
 
     name: str
-    """Name of the folder."""
     rows: Mapping[str, Record]
     """Fields of the record that counts for each setting, by its key, in the order of the log; `warm_start_s` if known."""
     candidates: Candidates

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from pyarrow.fs import FileSystem
 from compile_sweep.schema.errors import CompileSweepError, StorageError, SweepFolderError
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 from orchestrator.config import AUTO, HIDDEN, NONE
-from orchestrator.run.sweep_folder import LOGS
+from orchestrator.run.sweep_folder import LOGS, write_durably
 from orchestrator.storage import filesystem
 
 VARIABLE = "COMPILE_SWEEP_STORAGE"
@@ -262,16 +261,7 @@ class Storage:
     def _fetch(self, name: str) -> None:
         content, path = self._read(name), self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        write_durably(path, content)
 
     def _unusable(self, error: BaseException) -> StorageError:
         return StorageError(f"the storage at {self.location} cannot be used: {filesystem.brief(error)}")

@@ -85,11 +85,9 @@ class LoggedTrial(NamedTuple):
 
     trial_id: str
     name: str
-    """Short text for display."""
     is_warm_start: bool
     is_ok: bool
     params: dict[str, str]
-    """The setting's fields."""
     metrics: dict[str, float]
     """The record's finite figures under their field names. An interval's ends get the suffixes `_low` and `_high`; figures by
     phase and similar mappings get dotted names.
@@ -99,7 +97,6 @@ class LoggedTrial(NamedTuple):
     tags: dict[str, str]
     """The rest of the record: status, label, reason, workload, device, …"""
     source: str | None
-    """The setting as Python source."""
     began_at: datetime | None
     wall_s: float
 
@@ -166,7 +163,6 @@ class SweepFacts(NamedTuple):
     """What trackers show of a sweep."""
 
     name: str
-    """Name of the sweep's folder."""
     identity: str
     """Equal for every run of one sweep, different between sweeps."""
     what: str

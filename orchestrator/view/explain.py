@@ -37,14 +37,10 @@ class Subject:
     """One setting to look at, outside any sweep."""
 
     settings: CompileSettings
-    """Settings that are valid for the workload."""
     workload_name: str
     workload: WorkloadFacts
-    """Facts about the workload, in the size to measure."""
     seed: int
-    """Seed for weights and data."""
     device: Device
-    """The device to measure on."""
 
 
 def explain(subject: Subject, console: Console, servers: Servers) -> int:

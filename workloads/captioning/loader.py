@@ -29,7 +29,6 @@ class CaptionTensors:
     """(batch, length), `IGNORED` where padded."""
     length: int
     tokens: int
-    """Number of useful tokens."""
 
     def inputs(self) -> dict[str, Tensor]:
         """Keyword arguments of the model's forward, except the pixels."""

@@ -170,7 +170,6 @@ class OutputRecorder:
 
     @property
     def done(self) -> bool:
-        """Tells whether all steps are recorded."""
         return len(self._digests) >= self._steps
 
     def step(self, step: TrainStep, batch: Batch) -> Tensor:
@@ -192,7 +191,6 @@ class OutputRecorder:
         return found
 
     def trajectory(self) -> Trajectory:
-        """Returns what was recorded; waits for the device."""
         return Trajectory(
             losses=_columns([found.reshape(1) for found in self._digests])[0] if self._digests else [],
             gradients={},
