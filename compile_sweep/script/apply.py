@@ -358,4 +358,6 @@ def as_it_is(function: Call) -> Call:
 def _is_librarys(function: Any) -> bool:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None) or ""
+    if isinstance(getattr(function, "__self__", None), nn.Module | Optimizer):  # such as model.forward or optimizer.step
+        return False
     return "site-packages" in file or "dist-packages" in file

@@ -57,6 +57,8 @@ class Target:
     """Whether its forward draws random numbers, as dropout does."""
     shapes: list[Shapes] = field(default_factory=list)
     """Shapes of its arguments, per call."""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    """Samples and tokens, per call."""
     autocast: torch.dtype | None = None
     """Autocast dtype when it is called."""
     differentiated_twice: bool = False
@@ -104,9 +106,11 @@ class Discovery:
     num_marked: int = 0
     """Number of steps that it has marked."""
     loss_modules: list[nn.Module] = field(default_factory=list)
-    """Modules without trained parameters that are called on a target's outputs, such as `nn.CrossEntropyLoss()`."""
+    """Modules without trained parameters that gradients pass through on their way to a target's outputs, such as
+    `nn.CrossEntropyLoss()`.
+    """
     loss_functions: list[str] = field(default_factory=list)
-    """Names of functions of `torch.nn.functional` that are called on a target's outputs."""
+    """Names of functions of `torch.nn.functional` that gradients pass through likewise."""
     num_functional: int = 0
     """Number of gradients taken by torch.func."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
@@ -166,6 +170,7 @@ class Discovery:
             for target in self._called.values()
             if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
         ]
+        self.loss_modules = [module for module in self.loss_modules if module not in self._called]
         for target in self.targets:
             self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
 
@@ -183,8 +188,6 @@ class Discovery:
             return run(module, *args, **kwargs)
         trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
         target = self._noted(module, args, kwargs) if trains else None
-        if not trains and module not in self.loss_modules and _have_gradients(args, kwargs):
-            self.loss_modules.append(module)
         before = _generator_states(target.device) if target is not None and not target.draws and target.calls <= 2 else None
         self._depth += 1
         try:
@@ -195,13 +198,16 @@ class Discovery:
                 target.draws = before != _generator_states(target.device)
         if target is not None:
             _note_second_derivatives(target, outputs)
+        elif not trains and module not in self.loss_modules and _is_of_loss(args, kwargs, outputs):
+            self.loss_modules.append(module)
         return outputs
 
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loss function and records its name, unless a module calls it."""
-        if not self._depth and _is_of_the_loop() and name not in self.loss_functions and _have_gradients(args, kwargs):
+        outputs = run(*args, **kwargs)
+        if not self._depth and _is_of_the_loop() and name not in self.loss_functions and _is_of_loss(args, kwargs, outputs):
             self.loss_functions.append(name)
-        return run(*args, **kwargs)
+        return outputs
 
     def _noted(self, module: nn.Module, args: Any, kwargs: Any) -> Target:
         target = self._called.get(module)
@@ -210,6 +216,7 @@ class Discovery:
         target.calls += 1
         if len(target.shapes) < 64:
             target.shapes.append(_shapes(target.module, args, kwargs))
+            target.sizes.append(size_of(args, kwargs))
         kind = target.device.type
         target.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return target
@@ -333,10 +340,10 @@ def _is_of_the_loop() -> bool:
     return torch._C._current_graph_task_id() == -1 and threading.current_thread() is threading.main_thread()
 
 
-def _have_gradients(args: Any, kwargs: Any) -> bool:
-    return torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (*args, *kwargs.values()) if isinstance(tensor, Tensor)
-    )
+def _is_of_loss(args: Any, kwargs: Any, outputs: Any) -> bool:
+    """Tells whether gradients pass through a call, unlike those of a metric that is given the loss."""
+    given = any(tensor.requires_grad for tensor in (*args, *kwargs.values()) if isinstance(tensor, Tensor))
+    return torch.is_grad_enabled() and given and any(tensor.requires_grad for _, tensor in tensors_in({"": outputs}))
 
 
 def _shapes(module: nn.Module, args: Any, kwargs: Any) -> Shapes:
@@ -356,3 +363,14 @@ def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield from tensors_in({str(index): one for index, one in enumerate(value)}, f"{prefix}{name}.")
         elif isinstance(value, Mapping):
             yield from tensors_in({key: one for key, one in value.items() if isinstance(key, str)}, f"{prefix}{name}.")
+
+
+def size_of(args: Any, kwargs: Any) -> tuple[int, int]:
+    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
+    samples = tokens = 0
+    for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
+        if tensor.dim():
+            samples = samples or tensor.size(0)
+        if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+            tokens = tensor.size(0) * tensor.size(1)
+    return samples or 1, tokens or samples or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -98,7 +99,11 @@ def source(session: Session) -> str:
 def model_facts(session: Session) -> dict[str, Any]:
     """Returns fields of `WorkloadFacts` that follow from the modules that the script trains."""
     blocks = {target.module: target.blocks for target in session.found.targets}
-    return {"memory_format": next(filter(None, map(preferred_memory_format, blocks)), None), **facts_of_blocks(blocks)}
+    return {
+        "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
+        "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
+        **facts_of_blocks(blocks),
+    }
 
 
 def other_batch_size(session: Session) -> str | None:
@@ -141,8 +146,9 @@ def _findings(session: Session) -> Iterator[str]:
                 *([TWICE] if target.differentiated_twice else []),
             ]
         )
-    for optimizer in found.optimizers:
-        yield f"optimizer {type(optimizer).__name__}{', fused' if optimizer.param_groups[0].get('fused') else ''}"
+    kinds = [f"{type(one).__name__}{', fused' if one.param_groups[0].get('fused') else ''}" for one in found.optimizers]
+    for kind, number in Counter(kinds).items():
+        yield f"optimizer {kind}{f', {number} of them' if number > 1 else ''}"
     if found.micro_steps > 1:
         yield (
             f"the model is called {found.micro_steps} times for each step, as where batches are accumulated or an optimizer "

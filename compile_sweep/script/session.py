@@ -46,7 +46,7 @@ from compile_sweep.script.apply import (
     process_wide,
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, synchronize
-from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, tensors_in
+from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, size_of
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.processes import ELSEWHERE, Processes
@@ -270,7 +270,8 @@ class Session:
         self.device = found.primary.device
         if found.anchor is not None:
             self._anchor = found.anchor
-            self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
+            stepped = torch.compiler.disable(self._stepped)  # the script may compile a function that steps the optimizer
+            self._hooks.callback(register_optimizer_step_post_hook(stepped).remove)
         if self.kind is Kind.PERTURBED:
             numbers.perturb(found.targets, numbers.rounding_of(found.primary))
         if self.kind is Kind.MEASURED:
@@ -309,7 +310,7 @@ class Session:
             if not torch.is_grad_enabled():
                 self._interrupt()
             elif counts:
-                samples, tokens = _size_of(args, kwargs)
+                samples, tokens = size_of(args, kwargs)
                 self._size[0] += samples
                 self._size[1] += tokens
             if self._keeps_calls and torch.is_grad_enabled() and not target.differentiated_twice:
@@ -340,7 +341,7 @@ class Session:
             if self.num_losses > MAX_UNSTEPPED and not (self.found.optimizers or self.found.marked or self.found.constructed):
                 self._fail(ScriptError(NO_OPTIMIZER))
 
-        return noted
+        return torch.compiler.disable(noted)  # the script may compile a function that runs the backward pass
 
     def _noting_saves(self, save: Callable[..., None]) -> Callable[..., None]:
         def noted(*args: Any, **kwargs: Any) -> None:
@@ -493,9 +494,12 @@ class Session:
             raise Stop
 
     def step_size(self) -> tuple[float, float]:
-        """Returns samples and tokens of a mean step; one of each if nothing could be counted."""
+        """Returns samples and tokens of a mean step; if none could be counted, those of the discovery."""
         samples, tokens = (statistics.fmean(size[at] for size in self.sizes) for at in (0, 1))
-        return (samples, tokens) if samples else (1.0, 1.0)
+        if not samples:  # a function that the script compiles calls the modules
+            calls = self.found.micro_steps
+            samples, tokens = (calls * statistics.fmean(size[at] for size in self.found.primary.sizes) for at in (0, 1))
+        return samples, tokens
 
 
 _current: list[Session] = []
@@ -511,14 +515,3 @@ def leave() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _size_of(args: Any, kwargs: Any) -> tuple[int, int]:
-    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
-    samples = tokens = 0
-    for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
-        if tensor.dim():
-            samples = samples or tensor.size(0)
-        if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
-            tokens = tensor.size(0) * tensor.size(1)
-    return samples or 1, tokens or samples or 1

@@ -225,7 +225,7 @@ class LeverSearch:
         self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
 
     def _learn(self, model: Mapping[str, Any]) -> None:
-        """Takes facts about a script's model, and no longer proposes settings with a lever that it has no use for."""
+        """Takes facts about a script, and no longer proposes settings with a lever that it has no use for."""
         layout, share = model.get("memory_format"), figure(model, "regional_share")
         self._facts = replace(
             self._facts,
@@ -233,6 +233,7 @@ class LeverSearch:
             regional_share=share,
             has_blocks=model.get("has_blocks") is not False,
             has_attention=model.get("has_attention") is not False,
+            has_loss_outside=model.get("has_loss_outside") is not False,
         )
         self._guessed_s = self._guesses()
         for setting in self._candidates.settings:
@@ -382,6 +383,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.sdpa_kernel is not None and facts.has_attention is False:
         return True
     if setting.memory_format is not None and facts.memory_format is None:
+        return True
+    if setting.compile_loss and facts.has_loss_outside is False:
         return True
     return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 

@@ -51,12 +51,17 @@ def test_blocks_are_compiled_in_place_and_no_hook_of_ours_is_left(run: Run) -> N
 def test_loss_functions_are_compiled_if_the_settings_say_so(script: str, loss: str, run: Run, folder: Path) -> None:
     (folder / "loss_module.py").write_text(
         "import torch\n"
-        "model, loss_of = torch.nn.Linear(8, 8), torch.nn.MSELoss()\n"
+        "class Mean(torch.nn.Module):\n"
+        "    def forward(self, loss):\n"
+        "        return loss.detach().mean()\n"
+        "model, loss_of, metric = torch.nn.Linear(8, 8), torch.nn.MSELoss(), Mean()\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "for _ in range(4000):\n"
         "    x = torch.randn(4, 8)\n"
         "    optimizer.zero_grad()\n"
-        "    loss_of(model(x), x).backward()\n"
+        "    loss = loss_of(model(x), x)\n"
+        "    metric(loss)\n"
+        "    loss.backward()\n"
         "    optimizer.step()\n"
     )
     before = nn.functional.cross_entropy
@@ -527,3 +532,49 @@ def test_a_module_whose_gradients_are_differentiated_again_stays_eager(run: Run,
     session, error = run("alone.py", AOT)
     assert "differentiates the gradients of critic again (create_graph=True)" in str(error or session.error)
     assert run("alone.py", "scope=eager,optimizer=fused")[1] is None
+
+
+@pytest.mark.parametrize("settings", ["scope=eager,as_written=on", AOT])
+def test_a_script_may_compile_functions_that_step(settings: str, run: Run, folder: Path) -> None:
+    (folder / "compiled_step.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    pass\n"
+        "model = Net(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "optimizer.step = torch.compile(optimizer.step, backend='eager')\n"
+        "@torch.compile(backend='eager')\n"
+        "def train(x):\n"
+        "    loss = (model(x) - x).square().mean()\n"
+        "    loss.backward()\n"
+        "for _ in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    train(torch.randn(4, 8))\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("compiled_step.py", settings)
+    assert error is session.error is None
+    assert session.own_compile.functions == ["SGD.step", "train"]
+    assert session.restarts == 0
+    assert session.step_size() == (4.0, 4.0)
+    assert session.trajectory is not None
+    assert len(session.trajectory.losses) == 3
+
+
+def test_a_network_that_is_frozen_for_a_while_is_no_loss_and_equal_optimizers_are_counted(run: Run, folder: Path) -> None:
+    (folder / "frozen.py").write_text(
+        "import torch\n"
+        "made, judge = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)\n"
+        "optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (made, judge)]\n"
+        "for _ in range(4000):\n"
+        "    judge.requires_grad_(False)\n"
+        "    judge(made(torch.randn(4, 4))).mean().backward()\n"
+        "    optimizers[0].step()\n"
+        "    judge.requires_grad_(True)\n"
+        "    judge(made(torch.randn(4, 4)).detach()).square().mean().backward()\n"
+        "    optimizers[1].step()\n"
+    )
+    session, error = run("frozen.py", f"{AOT},compile_loss=on")
+    assert error is session.error is None
+    assert session.found.loss_modules == []
+    assert "optimizer SGD, 2 of them" in measured.findings(session)

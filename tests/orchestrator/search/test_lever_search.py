@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from samples import REPOSITORY
 
-from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
@@ -214,3 +214,15 @@ def test_levers_that_a_scripts_model_has_no_use_for_are_proposed_no_more(model: 
     found = {"memory_format"} if any(step.setting.memory_format for step in steps) else set()
     found |= {"regional"} if any(step.setting.scope == "regional" for step in steps) else set()
     assert found == proposed
+
+
+@pytest.mark.parametrize(
+    ("known", "is_proposed"), [({}, True), ({"has_loss_outside": True}, True), ({"has_loss_outside": False}, False)]
+)
+def test_a_compiled_loss_is_proposed_unless_the_script_is_known_to_have_none(known: dict[str, bool], is_proposed: bool) -> None:
+    settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,compile_loss=on")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, **known}})
+    assert any(step.setting.compile_loss for step in run(searching, {**GAINS, "compile_loss=on": 0.1})) is is_proposed
