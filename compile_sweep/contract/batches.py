@@ -164,12 +164,12 @@ def _difference(one: Structure | None, other: Structure | None, name: str = "") 
     if (one is None or other is None) and (held := one or other) is not None and held.kind == "mapping":
         other_than_tensors = [pair for pair in zip(held.keys, held.parts, strict=True) if pair[1].kind != "tensor"]
         key, part = other_than_tensors[0] if other_than_tensors else ("the batch", held)
-        return f"{key!r} is {_described(part)} in one and a tensor in another; make it the same in all of them"
+        return f"{key!r} is {_described(part)} in one and a tensor in another; {_made_same(part, held)}"
     if one is None or other is None or one.kind != other.kind:
-        return f"{named} is {_described(one)} in one and {_described(other)} in another; make it the same in all of them"
+        return f"{named} is {_described(one)} in one and {_described(other)} in another; {_made_same(one, other)}"
     if one.keys != other.keys:
         only = [repr(key) for key in (*one.keys, *other.keys) if (key in one.keys) != (key in other.keys)]
-        return f"only some have {' and '.join(only)}; put it into all of them"
+        return f"only some have {' and '.join(only)}; put it into all of them, {_MASK_OF_ONES}"
     if len(one.parts) != len(other.parts):
         return (
             f"{named} has {len(one.parts)} parts in one and {len(other.parts)} in another; use lists of one length, or one tensor"
@@ -179,6 +179,14 @@ def _difference(one: Structure | None, other: Structure | None, name: str = "") 
         if _outline(mine) != _outline(theirs):
             return _difference(mine, theirs, f"{name}.{key}" if name else str(key))
     return f"{named} has other tensors"
+
+
+_MASK_OF_ONES = "a mask of ones where nothing is masked"
+
+
+def _made_same(one: Structure | None, other: Structure | None) -> str:
+    is_none = any(held is not None and held.kind == "constant" and held.value is None for held in (one, other))
+    return f"put a tensor into all of them, {_MASK_OF_ONES}" if is_none else "make it the same in all of them"
 
 
 def _described(structure: Structure | None) -> str:

@@ -124,7 +124,7 @@ def test_the_culprit_is_named(told: dict[str, Any], message: str) -> None:
         (
             lambda: nn.Linear(8, 3),
             lambda number: batch_of(0) | {"mask": torch.ones(4) if number else None},
-            "made of: 'mask' is None in one and a tensor in another; make it the same in all of them",
+            "made of: 'mask' is None in one and a tensor in another; put a tensor into all of them, a mask of ones",
         ),
         (
             lambda: nn.Linear(8, 3),

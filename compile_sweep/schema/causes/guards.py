@@ -186,18 +186,18 @@ GUARDS = (
         "steps, so time both sides separately, or compare outside compiled code",
         guard=r"(?!.*\.size\(\)\[)(\S+|\(.+\)) (<=|<|>=|>|!=) -?\d",
     ),
+    Cause(
+        "argument of changing type",
+        "it is None in some calls and a tensor in others, or a parameter and a plain tensor, and each takes a graph: accept one "
+        "more, or pass the same kind in every call; Hugging Face leaves out an attention mask of ones",
+        guard=r"expected type of .* to be a tensor type|[A-Za-z]\w*(\[('\w+'|\d+)\])* is (not )?None$",
+    ),
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"\S+ is None"),
     Cause(
         "Python value that changes",
         "each of its values needs a graph of its own: a few are fine; if there are many, decide outside compiled code, or "
         "make it a tensor; leave texts that nothing is computed from, such as names of files, out of the forward",
         guard=r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
-    ),
-    Cause(
-        "argument of changing type",
-        "it is None in some calls and a tensor in others, or a parameter and a plain tensor, and each takes a graph: accept one "
-        "more, or pass the same kind in every call; Hugging Face leaves out an attention mask of ones",
-        guard=r"expected type of .* to be a tensor type",
     ),
     Cause(
         "identity of an object",

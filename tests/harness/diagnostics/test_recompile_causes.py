@@ -586,6 +586,19 @@ def test_a_transposed_tensor_is_laid_out_differently_and_a_contiguous_one_takes_
     assert told == [(2, {"layout in memory"}), (1, set())]
 
 
+def with_bias_if_given(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.sin() if bias is None else x.sin() + bias
+
+
+def test_an_argument_that_only_some_calls_give_is_not_made_in_the_first_forward() -> None:
+    torch._dynamo.reset()
+    compiled, x = torch.compile(with_bias_if_given, backend="eager"), torch.ones(4)
+    with capture_diagnostics() as found:
+        compiled(x)
+        compiled(x, x)
+    assert [one.name for text in found.recompile_reasons if (one := cause_of(text))] == ["argument of changing type"]
+
+
 @contextlib.contextmanager
 def frozen_at_first(net: Net, number: int) -> Iterator[None]:
     net.layer.weight.requires_grad_(number >= 3)
