@@ -28,15 +28,13 @@ import pandas as pd
 
 from analysis.formatting import duration, figure, interval, number, percent, text, upper_end
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.setting_text import PART_BREAK, defined_name, source_parts
 from compile_sweep.schema.shapes import group_by_length
 from compile_sweep.schema.visible_text import visible
 
 BEST_FILE = "best.py"
 
 _HARNESS = "compile_sweep.harness"
-
-_BETWEEN = "\n\n\n"
-"""Separates the top-level parts of a source."""
 
 _OTHER_DEVICE = 3
 """Exit code of `compile_sweep.harness.training_script` for another device."""
@@ -171,12 +169,12 @@ def _judged(trial: pd.Series, came: dict[str, Any]) -> Rerun:
 def _with_imported_helpers(source: str) -> str:
     """Returns the source with its helper functions imported from this package, unless one of them differs from the package's."""
     ours = _helpers()
-    head, *pieces = source.split(_BETWEEN)
+    head, *pieces = source.split(PART_BREAK)
     own: list[str] = []
     names: dict[str, list[str]] = {}
     for piece in pieces:
         comment, code = re.fullmatch(r"((?:#[^\n]*\n)?)(.*)", piece, re.DOTALL).groups()  # type: ignore[union-attr]
-        module, text_of_ours = ours.get(name := _defined(code), ("", ""))
+        module, text_of_ours = ours.get(name := defined_name(code), ("", ""))
         if module and code != text_of_ours:
             return source
         if module:
@@ -186,26 +184,20 @@ def _with_imported_helpers(source: str) -> str:
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     if not names or not imports:
         return source
-    rest = _BETWEEN.join([*(line for line in lines if line not in imports), *own])
+    rest = PART_BREAK.join([*(line for line in lines if line not in imports), *own])
     called = {module: [name for name in sorted(found) if re.search(rf"\b{name}\(", rest)] for module, found in names.items()}
     added = [f"from {module} import {', '.join(found)}" for module, found in sorted(called.items()) if found]
     last = len(lines) - lines[::-1].index(imports[-1])
     kept = [_needed(line, rest) if line in imports else line for line in lines[:last]]
     kept = [new for new, old in zip(kept, lines, strict=False) if new or not old]
-    return _BETWEEN.join(["\n".join([*kept, "", *added, *lines[last:]]), *own])
+    return PART_BREAK.join(["\n".join([*kept, "", *added, *lines[last:]]), *own])
 
 
 def _helpers() -> dict[str, tuple[str, str]]:
     """Returns the module and the text of each function that a source may spell out, by name."""
     code = (files(_HARNESS) / "source_runtime.py").read_text(encoding="utf-8")
-    code = re.sub(r"  # type: ignore\[[\w-]+\]", "", code).rstrip()
-    found = {_defined(piece): (f"{_HARNESS}.source_runtime", piece) for piece in code.split(_BETWEEN)[1:]}
+    found = {name: (f"{_HARNESS}.source_runtime", part) for name, part in source_parts(code).items()}
     return found | {group_by_length.__name__: (group_by_length.__module__, inspect.getsource(group_by_length).rstrip())}
-
-
-def _defined(code: str) -> str:
-    found = re.match(r"(?:def )?(\w+)", code)
-    return found[1] if found else ""
 
 
 def _needed(line: str, code: str) -> str:

@@ -16,6 +16,7 @@ from compile_sweep.harness import source_ddp
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel, optimizer_options
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
+from compile_sweep.schema.setting_text import PART_BREAK, source_parts
 from compile_sweep.schema.settings import CONFIG_MODULES, Autocast, CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length
 
@@ -92,7 +93,7 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
     fragments = list(_fragments(text))
     if settings.unbacked:
         fragments = [piece.replace("mark_dynamic(", "mark_unbacked(") for piece in fragments]
-    code = "\n\n\n".join([*filter(None, ["\n".join(_batching(settings, facts))]), *fragments, text])
+    code = PART_BREAK.join([*filter(None, ["\n".join(_batching(settings, facts))]), *fragments, text])
     settled = "\n".join(_process_wide(settings, facts))
     head = [f'"""{settings.label}: compile settings for the workload {facts.workload}.', "", f"{settings.key}", '"""']
     parts = ["\n".join(head), "\n".join(_imports(settled + code)), *filter(None, [settled]), *_constants(settings, facts)]
@@ -430,13 +431,7 @@ def _bounds(settings: CompileSettings, facts: Facts) -> str:
 
 def _fragments(code: str) -> Iterator[str]:
     """Yields the functions of `source_runtime.py` that the code calls, directly or indirectly, in their order there."""
-    text = (Path(__file__).parent / "source_runtime.py").read_text(encoding="utf-8")
-    pieces = [piece.strip() for piece in re.split(r"\n\n\n", text)[1:]]
-    named: dict[str, str] = {}
-    for piece in pieces:
-        found = re.match(r"(?:def )?(\w+)", piece)
-        assert found, piece[:40]
-        named[found[1]] = re.sub(r"  # type: ignore\[[\w-]+\]", "", piece)
+    named = source_parts((Path(__file__).parent / "source_runtime.py").read_text(encoding="utf-8"))
     wanted: set[str] = set()
 
     def want(user: str) -> None:

@@ -1,4 +1,4 @@
-"""How setting values are parsed and written: what a person types, and what keys and JSON hold."""
+"""How setting values are parsed and written: what a person types, what keys and JSON hold, and the parts of a source."""
 
 from __future__ import annotations
 
@@ -265,3 +265,19 @@ def describe(settings: CompileSettings) -> dict[str, str]:
     if settings.ddp is not None:
         words["ddp"] = settings.ddp.label
     return words
+
+
+PART_BREAK = "\n\n\n"
+"""Separates the top-level parts of a source."""
+
+
+def source_parts(code: str) -> dict[str, str]:
+    """Returns the functions and constants of a module's source by name, without comments for type checkers."""
+    code = re.sub(r"  # type: ignore\[[\w-]+\]", "", code).rstrip()
+    return {defined_name(part): part for part in code.split(PART_BREAK)[1:]}
+
+
+def defined_name(code: str) -> str:
+    """Returns the name that a top-level statement defines; empty if it defines none."""
+    found = re.match(r"(?:def )?(\w+)", code)
+    return found[1] if found else ""
