@@ -92,6 +92,8 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
     device = device_of(config, environment, only_plans=run.dry_run)
     before = begun.config if begun else None
     job = _job(command, arguments, before)
+    if before is not None and job is None:  # before another workload is asked for what only this one has
+        folder.refuse_other(output, "workload", config.workload, before.workload)
     config = resolve(config, run, before=before, environment=environment, output=output)
     with _describer(config, job, console) as describer:
         if kept is not None and not run.resume and not run.dry_run:

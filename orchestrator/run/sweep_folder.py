@@ -112,11 +112,7 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
         return []
     before = read_sweep(folder)
     for name in IDENTITY:
-        mine, theirs = map(_without_missing, (config.to_dict()[name], before["config"].get(name)))
-        if mine != theirs:
-            raise SweepFolderError(
-                f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
-            )
+        refuse_other(folder, name, config.to_dict()[name], before["config"].get(name))
     for name in environment.decisive:
         theirs, mine = before["environment"].get(name), getattr(environment, name)
         if theirs != mine and not (name == "cpu" and only_drives(config, environment)):
@@ -125,6 +121,15 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
                 "so name another --output"
             )
     return record.read(folder)
+
+
+def refuse_other(folder: Path, name: str, mine: Any, theirs: Any) -> None:
+    """Raises SweepFolderError if this field of `IDENTITY` is another one in the folder's sweep."""
+    mine, theirs = map(_without_missing, (mine, theirs))
+    if mine != theirs:
+        raise SweepFolderError(
+            f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
+        )
 
 
 def _without_missing(value: Any) -> Any:

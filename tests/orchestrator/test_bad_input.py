@@ -264,6 +264,7 @@ def test_a_folder_that_holds_a_sweep_is_not_overwritten(
     [
         (["--seed", "3"], "holds another sweep: its seed is 0, not 3"),
         (["--size", "base"], "holds another sweep: its size is 'tiny', not 'base'"),
+        (["--workload", "toy_workloads:Toy"], "not 'toy_workloads:Toy'; name another --output or use its workload"),
         (["--num-trials", "0"], "--num-trials 0 is too few"),
         (["quickstrat"], "no recipe is called 'quickstrat'"),
     ],
