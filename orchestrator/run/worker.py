@@ -123,17 +123,18 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
     # This host's caches; Dynamo reads these variables when it is loaded.
     os.environ.update(scratch_folders.compile_cache_env(own))
     with parent.log_file() as path, _own_log(path) as log:
-        log.write(said)
         watchdog.log_crashes(log)
         watchdog.start_reaper(own)
         deadline = time.monotonic() + assignment.plan.trial_deadline_s
         watchdog.set_deadline(assignment.plan.trial_deadline_s, log)
         try:
+            log.write(said)
             scratch_folders.check_temp_folder()
             with parent.cores(assignment.plan) as cpus:  # uses lock files that all trials on the host see
                 return _measure(assignment, parent, cpus, deadline, log, own)
         except BaseException as error:  # a workload may raise anything, which ends only this attempt
-            traceback.print_exc(file=log)
+            with suppress(OSError):  # the disk with the log is full, which may be the error
+                traceback.print_exc(file=log)
             error_type, text = f"{type(error).__module__}.{type(error).__qualname__}", _text_of(error)
             if assignment.plan.num_workers > 1 and is_let_down(error_type, text):
                 time.sleep(LET_DOWN_PATIENCE_S)
@@ -408,23 +409,23 @@ def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
 @contextmanager
 def _own_log(path: Path) -> Iterator[IO[str]]:
     """Redirects this process's output, including its compilers', to the trial's log."""
-    with path.open("a", buffering=1, encoding="utf-8") as log:
-        streams = sys.stdout, sys.stderr
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kept = os.dup(1), os.dup(2)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        try:
-            yield log
-        finally:
-            sys.stdout, sys.stderr = streams  # undoes whatever the workload put there
-            for stream in streams:
-                with suppress(OSError, ValueError):  # ValueError: the workload closed the stream
-                    stream.flush()
-            for saved, descriptor in zip(kept, (1, 2), strict=True):
-                os.dup2(saved, descriptor)
-                os.close(saved)
+    log = path.open("a", buffering=1, encoding="utf-8")
+    streams = sys.stdout, sys.stderr
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    try:
+        yield log
+    finally:
+        sys.stdout, sys.stderr = streams  # undoes whatever the workload put there
+        for close in (*(stream.flush for stream in streams), log.close):
+            with suppress(OSError, ValueError):  # the disk is full; ValueError: the workload closed the stream
+                close()
+        for saved, descriptor in zip(kept, (1, 2), strict=True):
+            os.dup2(saved, descriptor)
+            os.close(saved)
 
 
 def _text_of(error: BaseException) -> str:

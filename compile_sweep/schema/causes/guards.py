@@ -190,7 +190,7 @@ GUARDS = (
         "argument of changing type",
         "it is None in some calls and a tensor in others, or a parameter and a plain tensor, and each takes a graph: accept one "
         "more, or pass the same kind in every call; Hugging Face leaves out an attention mask of ones",
-        guard=r"expected type of .* to be a tensor type|[A-Za-z]\w*(\[('\w+'|\d+)\])* is (not )?None$",
+        guard=r"expected type of .* to be (a tensor type|<class ')|[A-Za-z]\w*(\[('\w+'|\d+)\])* is (not )?None$",
     ),
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"\S+ is None"),
     Cause(

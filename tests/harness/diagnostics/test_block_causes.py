@@ -123,6 +123,12 @@ def test_the_cache_of_a_decoder_gives_each_layer_a_graph_unless_it_is_switched_o
     assert decoder(use_cache=False).recompile_reasons == []
 
 
+@pytest.mark.parametrize("wanted", ["a tensor type", "<class 'torch.Tensor'>"])  # until torch 2.14, and since
+def test_an_argument_of_changing_type_is_told_by_every_torchs_words(wanted: str) -> None:
+    said = f"masked (model.py:3): expected type of 'mask' to be {wanted}, but found <class 'NoneType'>"
+    assert causes_of([said]) == {"argument of changing type"}
+
+
 def test_a_mask_that_is_left_out_at_times_takes_a_graph_more_and_one_that_is_always_there_does_not() -> None:
     def masked(x: Tensor, mask: Tensor | None) -> Tensor:
         return x.tanh() if mask is None else x.tanh() * mask

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 import ray
@@ -302,6 +302,17 @@ def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+
+
+def test_a_worker_whose_log_is_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(assignment: Assignment, parent: object, cpus: object, deadline: float, log: IO[str], scratch: Path) -> NoReturn:
+        log.write("worker 0 of 1 is up\n")
+        pytest.fail("it was written")
+
+    worker_that_measures_by(measure, tmp_path, monkeypatch)
+    monkeypatch.setattr(ray_parent.remote_logs, "log_file", lambda assignment, rank: nullcontext(Path("/dev/full")))
+    with pytest.raises(MeasurementFailed, match=r"OSError: .*No space left on device"):
+        worker_group.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
 
 
 def _raising(error: BaseException) -> Callable[..., NoReturn]:
