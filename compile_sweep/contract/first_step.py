@@ -116,7 +116,7 @@ def _explained(workload: ModelWorkload, raw: Mapping[str, Tensor], what: str = "
 def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exception, what: str) -> str:
     came = ", ".join(f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in raw.items())
     own, function = type(workload).loss_fn is not model_loss, workload.loss_name
-    if isinstance(error, KeyError) and own and not what:
+    if isinstance(error, KeyError) and own and not what and not (_is_of_text(error) and _texts(workload)):
         asked = error.args[0] if error.args else "?"
         return f"{function} asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"
     where = _place(error)
@@ -136,9 +136,17 @@ def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
         return f"; {function} is called as {function}(model, batch), not with the model's outputs"
     if "'metrics'" in reason:
         return "; schedulers step without metrics here: use one that needs none"
-    if "NoneType" in reason and (texts := [remark for remark in workload.remarks() if "gets None" in remark]):
-        return f"; {texts[0]}"
+    if ("NoneType" in reason or reason == "None") and (texts := _texts(workload)):
+        return f"; {texts[0]}; if it chooses what is computed, make a workload of each kind of batch"
     return ""
+
+
+def _is_of_text(error: KeyError) -> bool:
+    return error.args[:1] == (None,)
+
+
+def _texts(workload: ModelWorkload) -> list[str]:
+    return [remark for remark in workload.remarks() if "gets None" in remark]
 
 
 def _place(error: Exception) -> str:

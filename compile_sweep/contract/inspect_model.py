@@ -301,7 +301,7 @@ def _refuse_unequal_samples(
             raise WorkloadError(
                 f"batches of {' and '.join(map(str, sorted(set(sizes))))} samples cannot be timed together; leave odd ones out"
                 + _if_samples_come_later(batches)
-                + f"; if the first dimension is the length, say so with dynamic={told}"
+                + f"; if the first dimension is the length, or batches hold as many tokens instead, say so with dynamic={told}"
             )
 
 

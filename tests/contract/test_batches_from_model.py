@@ -159,6 +159,12 @@ def test_texts_that_differ_are_left_out_and_that_is_said_unless_the_step_reads_t
     with pytest.raises(WorkloadError, match=r"loss_fn.* failed at .*NoneType.*path is a text that differs"):
         check_first_step(WorkloadFromModel(lambda: nn.Linear(3, 1), files, read, num_batches=3)(), has_gpu=False)
 
+    def chosen(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch["x"]).square().mean() * {"0-0.png": 1, "1-0.png": 2}[batch["path"] and batch["path"][0]]
+
+    with pytest.raises(WorkloadError, match=r"KeyError: None; .*path is a text .*make a workload of each kind of batch"):
+        check_first_step(WorkloadFromModel(lambda: nn.Linear(3, 1), files, chosen, num_batches=3)(), has_gpu=False)
+
 
 def test_bounds_of_samples_are_one_more_than_samples() -> None:
     def packed(number: int) -> dict[str, Tensor]:
@@ -317,3 +323,18 @@ def test_a_first_dimension_that_is_told_to_be_the_length_does_not_count_samples_
     batches = [{"ids": torch.zeros(16, 4, dtype=torch.long), "targets": torch.zeros(16, 4, dtype=torch.long)}] * 2
     told = find_batch_changes(batches, {"ids": (0,), "targets": (0,)})
     assert (find_batch_changes(batches).samples, told.samples, told.lengths) == (16, 4, [16, 16])
+
+
+def test_batches_of_as_many_tokens_are_used_as_they_come_once_that_is_told() -> None:
+    def tokens(number: int) -> dict[str, Tensor]:
+        samples = (4, 8, 2)[number]
+        return {"x": torch.randn(samples, 32 // samples, 8), "y": torch.randint(3, (samples, 32 // samples))}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return error_of(model, batch["x"].flatten(0, 1), batch["y"].flatten())
+
+    with pytest.raises(WorkloadError, match=r"as many tokens instead, say so with dynamic=\{'x': \(0,\), 'y': \(0,\)\}"):
+        made(tokens, loss, num_batches=3)
+    workload = made(tokens, loss, num_batches=3, dynamic={"x": (0,), "y": (0,)})
+    assert not workload.pads
+    assert workload.batch_changes.dims == {"x": (0, 1), "y": (0, 1)}
