@@ -253,7 +253,12 @@ def find_batch_changes(
 
 
 def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:
-    """Returns the size of the first dimension of most tensors, or of a second one if every first one is the length."""
+    """Returns the size of the first dimension of most tensors, or of a second one if every first one is the length.
+
+    In a batch of lists, such as one of images and one of their boxes, it is the number of members.
+    """
+    if members := _members_of_lists(first, changing):
+        return members
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
     if any(dim == 0 for _, dim in changing):  # a graph: its edges have a row of sources and one of targets
         edges = {name for name, rows in steady.items() if rows == 2 and (name, 1) in changing and is_whole(first[name])}
@@ -266,6 +271,17 @@ def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]])
         return max(rows, key=lambda size: (rows.count(size), size in whole))
     second = {tensor.size(1) if tensor.dim() > 1 and (name, 1) not in changing else 0 for name, tensor in first.items()}
     return second.pop() if len(second) == 1 and second != {0} else 1
+
+
+def _members_of_lists(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:
+    """Returns how many members each list of a batch of lists has; 0 if it is none, or its tensors have their samples in rows."""
+    members: dict[str, set[str]] = {}
+    for name in first:
+        of_list, _, rest = name.partition(".")
+        members.setdefault(of_list, set()).add(rest.partition(".")[0])
+    counts = {len(found) if all(map(str.isdigit, found)) else 0 for found in members.values()}
+    rows = {0 if (name, 0) in changing else tensor.size(0) for name, tensor in first.items() if tensor.dim()}
+    return counts.pop() if len(counts) == 1 and len(rows) > 1 else 0
 
 
 def _are_bounds(tensor: Tensor, sizes: Collection[int]) -> bool:

@@ -338,3 +338,13 @@ def test_batches_of_as_many_tokens_are_used_as_they_come_once_that_is_told() -> 
     workload = made(tokens, loss, num_batches=3, dynamic={"x": (0,), "y": (0,)})
     assert not workload.pads
     assert workload.batch_changes.dims == {"x": (0, 1), "y": (0, 1)}
+
+
+def test_samples_of_a_batch_of_lists_are_their_members() -> None:
+    def pictures(number: int) -> dict[str, Tensor]:
+        boxes = [{"boxes": torch.zeros(1 + number, 4), "label": torch.tensor(1)} for _ in range(2)]
+        return flatten(([torch.zeros(3, 8, 8 + number) for _ in range(2)], boxes))[0]
+
+    pairs = flatten(((torch.zeros(4, 8), torch.zeros(4, 8)), (torch.zeros(4), torch.zeros(4))))[0]
+    assert find_batch_changes([pictures(number) for number in range(3)]).samples == 2
+    assert find_batch_changes([pairs, pairs]).samples == 4
