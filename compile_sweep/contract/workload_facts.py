@@ -58,6 +58,8 @@ class WorkloadFacts:
     """
     has_attention: bool | None = None
     """Whether the model computes attention; None if that is not known."""
+    has_optimizer: bool | None = None
+    """Whether a script steps an optimizer of torch's; None if that is not known."""
     has_loss_outside: bool | None = None
     """Whether a script calls a loss function outside of its modules; None if that is not known."""
     autocasts: bool = False

@@ -33,6 +33,9 @@ STEPS = 3
 MAX_STEPS = 12
 """Number of steps of the busiest optimizer after which optimizers without a step are no longer waited for."""
 
+MAX_UNSTEPPED = 20
+"""Number of backward passes, without an optimizer of torch's, after which each counts as a step."""
+
 LOSS_FUNCTIONS = tuple(
     name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and name[0] != "_"
 )
@@ -105,6 +108,10 @@ class Discovery:
     """Whether the script marks its own steps, with `compile_sweep.steps`."""
     num_marked: int = 0
     """Number of steps that it has marked."""
+    steps_by_backward: bool = False
+    """Whether each backward pass counts as a step, because no optimizer of torch's steps: a library's own, or a loop by hand."""
+    num_backward: int = 0
+    """Number of backward passes."""
     loss_modules: list[nn.Module] = field(default_factory=list)
     """Modules without trained parameters that gradients pass through on their way to a target's outputs, such as
     `nn.CrossEntropyLoss()`.
@@ -161,6 +168,17 @@ class Discovery:
         index = next(index for index, known in enumerate(self.optimizers) if known is optimizer)
         self.steps[index] = self.steps.get(index, 0) + 1
         self.settle()
+
+    def passed_backward(self) -> bool:
+        """Records a backward pass; returns whether it counts as a step."""
+        self.num_backward += 1
+        has_steps = self.marked or self.optimizers or self.constructed
+        self.steps_by_backward |= not has_steps and self.num_backward > MAX_UNSTEPPED
+        if self.steps_by_backward:
+            self.marked = True
+            self.num_marked += 1
+            self.settle()
+        return self.steps_by_backward
 
     def settle(self) -> None:
         """Decides which of the modules called so far are targets."""
@@ -294,10 +312,19 @@ class Watch:
                 if optimizer is found.anchor:
                     self._on_step()
 
+        def passing(backward: Callable[..., None]) -> Callable[..., None]:
+            def passed(*args: Any, **kwargs: Any) -> None:
+                backward(*args, **kwargs)
+                if not self._is_over and found.passed_backward():
+                    self._on_step()
+
+            return passed
+
         def noting(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             return lambda loss: lambda *args, **kwargs: found.call_loss(name, loss, args, kwargs)
 
         self._undo.enter_context(replaced(nn.Module, "__call__", called_by))
+        self._undo.enter_context(replaced(torch.autograd, "backward", passing))
         for name in LOSS_FUNCTIONS:
             self._undo.enter_context(replaced(nn.functional, name, noting(name)))
 

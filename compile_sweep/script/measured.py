@@ -101,6 +101,7 @@ def model_facts(session: Session) -> dict[str, Any]:
     blocks = {target.module: target.blocks for target in session.found.targets}
     return {
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
+        "has_optimizer": bool(session.found.optimizers),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
         **facts_of_blocks(blocks),
     }
@@ -149,6 +150,8 @@ def _findings(session: Session) -> Iterator[str]:
     kinds = [f"{type(one).__name__}{', fused' if one.param_groups[0].get('fused') else ''}" for one in found.optimizers]
     for kind, number in Counter(kinds).items():
         yield f"optimizer {kind}{f', {number} of them' if number > 1 else ''}"
+    if found.steps_by_backward:
+        yield ("no optimizer of torch.optim steps, so each backward pass counts as a step, and its settings change nothing")
     if found.micro_steps > 1:
         yield (
             f"the model is called {found.micro_steps} times for each step, as where batches are accumulated or an optimizer "

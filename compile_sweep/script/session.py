@@ -62,9 +62,6 @@ CUDAGRAPH_QUIET_STEPS = 5
 MAX_WARMUP_STEPS = 100
 """Number of steps after which timing starts although something still compiles; the record says what."""
 
-MAX_UNSTEPPED = 20
-"""Number of backward passes after which a script without a torch optimizer counts as training without one."""
-
 NO_OPTIMIZER = (
     "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
     "compile_sweep.steps(loader), which does nothing outside a sweep"
@@ -338,10 +335,13 @@ class Session:
                 if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step overwrites the original
                     self._step_losses.append(loss.detach().clone() if loss.numel() == 1 else loss.detach().float().mean())
             backward(tensors, *args, **kwargs)
-            if self.num_losses > MAX_UNSTEPPED and not (self.found.optimizers or self.found.marked or self.found.constructed):
-                self._fail(ScriptError(NO_OPTIMIZER))
+            if self.found.steps_by_backward and self._clock is not None and not self.processes.is_fork:
+                self._step()
 
-        return torch.compiler.disable(noted)  # the script may compile a function that runs the backward pass
+        apart: Callable[..., None] = torch.compiler.disable(
+            noted
+        )  # the script may compile a function that runs the backward pass
+        return apart
 
     def _noting_saves(self, save: Callable[..., None]) -> Callable[..., None]:
         def noted(*args: Any, **kwargs: Any) -> None:

@@ -244,7 +244,7 @@ class Applier:
         """Call this when training is over; reports if nothing could be applied."""
         self._watch.end()
         if not (self.is_applied or self.settings.as_written):
-            self._say("nothing was applied, because fewer than four steps of an optimizer of torch's were seen")
+            self._say("nothing was applied, because the script ended within its first steps")
 
     def _discovered(self) -> None:
         found = self._watch.found

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
-from compile_sweep.schema.choices import MemoryFormat
+from compile_sweep.schema.choices import MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -233,6 +233,7 @@ class LeverSearch:
             regional_share=share,
             has_blocks=model.get("has_blocks") is not False,
             has_attention=model.get("has_attention") is not False,
+            has_optimizer=model.get("has_optimizer") is not False,
             has_loss_outside=model.get("has_loss_outside") is not False,
         )
         self._guessed_s = self._guesses()
@@ -383,6 +384,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.sdpa_kernel is not None and facts.has_attention is False:
         return True
     if setting.memory_format is not None and facts.memory_format is None:
+        return True
+    if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
         return True
     if setting.compile_loss and facts.has_loss_outside is False:
         return True

@@ -476,28 +476,43 @@ def test_an_error_in_applying_is_not_the_scripts_to_catch(run: Run, folder: Path
     assert "no repeated blocks" in str(session.error)
 
 
-def test_a_script_without_an_optimizer_does_not_train_to_its_end(run: Run, folder: Path) -> None:
+OWN_UPDATE = """
+import torch
+import compile_sweep
+m = torch.nn.Linear(4, 1)
+for x in {batches}:
+    m(x).square().mean().backward()
+    with torch.no_grad():
+        for p in m.parameters():
+            p -= 0.01 * p.grad
+            p.grad = None
+"""
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_without_an_optimizer_steps_are_those_that_a_script_marks_or_its_backward_passes(
+    marks: bool, run: Run, folder: Path
+) -> None:
+    batches = "(torch.ones(8, 4) for _ in range(2000))"
+    (folder / "own_update.py").write_text(OWN_UPDATE.format(batches=f"compile_sweep.steps{batches}" if marks else batches))
+    session, error = run("own_update.py", AOT)
+    assert error is session.error is None
+    assert (session.found.marked, session.found.steps_by_backward) == (True, not marks)
+    assert session.step_size()[0] == 8
+    assert session.trajectory is not None
+    assert session.trajectory.losses[0] > session.trajectory.losses[-1]
+    assert measured.measurement(session).graphs >= 1
+    assert measured.model_facts(session)["has_optimizer"] is False
+    assert any("each backward pass counts as a step" in line for line in measured.findings(session)) is not marks
+
+
+def test_a_loop_by_hand_without_a_module_is_told_so(run: Run, folder: Path) -> None:
     (folder / "endless.py").write_text(
-        "import torch\nm = torch.nn.Linear(2, 1)\nwhile True:\n    m(torch.ones(4, 2)).sum().backward()\n"
+        "import torch\nw = torch.ones(3, requires_grad=True)\nwhile True:\n    w.sum().backward()\n"
     )
     session, error = run("endless.py", "scope=eager")
     assert error is None
-    assert "compile_sweep.steps(loader)" in str(session.error)
-
-
-def test_steps_that_a_script_marks_itself_are_steps(run: Run, folder: Path) -> None:
-    (folder / "own_update.py").write_text(
-        "import torch\nimport compile_sweep\nm = torch.nn.Linear(4, 1)\n"
-        "for x in compile_sweep.steps(torch.ones(8, 4) for _ in range(2000)):\n"
-        "    m(x).square().mean().backward()\n"
-        "    with torch.no_grad():\n"
-        "        for p in m.parameters():\n            p -= 0.01 * p.grad\n            p.grad = None\n"
-    )
-    session, error = run("own_update.py", AOT)
-    assert error is None
-    assert session.found.marked
-    assert session.step_size()[0] == 8
-    assert measured.measurement(session).graphs >= 1
+    assert "call the model itself" in str(session.error)
 
 
 PENALTY = """

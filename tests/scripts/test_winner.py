@@ -25,7 +25,7 @@ from compile_sweep.script.equivalents import accelerate_plugin, equivalents, tra
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.run_one import not_found
-from compile_sweep.script.winner import settings_of
+from compile_sweep.script.winner import Applier, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,6 +83,22 @@ def test_of_a_folder_the_verdict_is_applied_and_not_the_fastest(
 ) -> None:
     found = make_sweep([trial(AS_WRITTEN, 500, 0.1), trial("scope=regional,dynamic=auto", throughput, compile_s)])
     assert settings_of(found) == CompileSettings.parse(chosen)
+
+
+@pytest.mark.slow
+def test_a_winner_is_applied_to_a_loop_without_an_optimizer_of_torchs() -> None:
+    model = torch.nn.Linear(4, 1)
+    said: list[str] = []
+    applier = Applier("scope=full,backend=aot_eager", say=said.append)
+    applier.begin()
+    try:
+        for _ in range(30):
+            model(torch.ones(2, 4)).sum().backward()
+    finally:
+        applier.end()
+    assert applier.is_applied
+    assert "_compiled_call_impl" in vars(model)
+    assert [line.endswith("applied to Linear (Linear)") for line in said] == [True]
 
 
 def test_a_folder_without_a_usable_trial_is_one_sentence(make_sweep: MakeSweep) -> None:

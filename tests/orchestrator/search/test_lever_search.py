@@ -226,3 +226,12 @@ def test_a_compiled_loss_is_proposed_unless_the_script_is_known_to_have_none(kno
     assert first is not None
     searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, **known}})
     assert any(step.setting.compile_loss for step in run(searching, {**GAINS, "compile_loss=on": 0.1})) is is_proposed
+
+
+@pytest.mark.parametrize("has_optimizer", [True, False])
+def test_an_optimizers_settings_are_proposed_if_the_script_has_one(has_optimizer: bool) -> None:
+    searching = search(elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "has_optimizer": has_optimizer}})
+    assert any(step.setting.optimizer == "fused" for step in run(searching, GAINS)) is has_optimizer
