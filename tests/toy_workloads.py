@@ -215,6 +215,12 @@ class Crowded(Toy):
 
 
 class _SlowWhenEager(ToyModel):
+    """Has one block, since each would add kernels to compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.blocks = self.body.blocks[:1]
+
     def spoiled(self, loss: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             time.sleep(0.04)
