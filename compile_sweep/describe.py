@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from compile_sweep.child_process import die_with, empty_stdin, only_in_this_process
-from compile_sweep.contract.names import import_named, named_workloads
 from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.contract.workload_names import import_named, named_workloads
 from compile_sweep.schema.choices import Attention
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import format_value

@@ -306,7 +306,7 @@ def _explain(options: ExplainOptions) -> int:
 def _here(other: Side | None) -> Side:
     """Returns this environment as the trial's process on the other side has it, without importing a user's workload."""
     from compile_sweep.contract.base import load_workload  # loads torch, like the import below
-    from compile_sweep.contract.names import BUILT_IN
+    from compile_sweep.contract.workload_names import BUILT_IN
     from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
     with ExitStack() as settled:

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
-from compile_sweep.contract.names import find_workload, is_in_users_folder
+from compile_sweep.contract.workload_names import find_workload, is_in_users_folder
 from compile_sweep.harness.diagnostics.advice import KnownSizes, short_findings
 from compile_sweep.schema.batch_memory import largest_batch_text, largest_fitting
 from compile_sweep.schema.causes.slowness import why_not_faster

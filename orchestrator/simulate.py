@@ -24,7 +24,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.pareto import Losses, extended, front, hypervolume, reference_point
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.search.gain import good_elsewhere
+from orchestrator.search.gain_search import good_elsewhere
 from orchestrator.search.proposers import Proposer, Searcher, make_proposer
 from orchestrator.search.pruning import Patience, Prune, patience_with, replayed
 from orchestrator.search.stopping import Budget, Spending, StableFront

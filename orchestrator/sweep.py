@@ -21,7 +21,7 @@ from rich.console import Console
 
 from compile_sweep import command_help, command_line
 from compile_sweep.command_line import STOPPED
-from compile_sweep.contract.names import find_workload, is_in_users_folder
+from compile_sweep.contract.workload_names import find_workload, is_in_users_folder
 from compile_sweep.own_packages import find_own_packages
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError, SweepFolderError

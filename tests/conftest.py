@@ -129,7 +129,7 @@ def repository() -> Path:
 
 def _answered(question: str) -> str:
     """Answers a question of the describer; about a workload of the project's own only once, because its model is built for it."""
-    from compile_sweep.contract.names import BUILT_IN
+    from compile_sweep.contract.workload_names import BUILT_IN
     from compile_sweep.describe import answer_or_error
 
     if question not in _KNOWN_ANSWERS:

@@ -26,7 +26,7 @@ ALLOWED = {
         "compile_sweep/contract/installed_torch.py",
         "import_module",
     ): "torch's configuration modules, by names that stand in the source",
-    ("compile_sweep/contract/names.py", "import_module"): "the workload that the command line names",
+    ("compile_sweep/contract/workload_names.py", "import_module"): "the workload that the command line names",
     (
         "compile_sweep/harness/compile_cache/bundles.py",
         "pickle.loads",
@@ -36,7 +36,7 @@ ALLOWED = {
     ("compile_sweep/script/main_module.py", "compile"): "the training script that the command line names",
     ("compile_sweep/script/main_module.py", "exec"): "the same",
     ("orchestrator/run/fork_server.py", "exec"): "import statements that the training script begins with",
-    ("compile_sweep/script/numbers.py", "torch.load"): "with weights_only, which unpickles tensors and nothing else",
+    ("compile_sweep/script/numerics.py", "torch.load"): "with weights_only, which unpickles tensors and nothing else",
     ("compile_sweep/harness/numerics/reference_store.py", "torch.load"): "the same",
 }
 """File and call, and where its data comes from."""

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.base import Workload, load_workload
 from compile_sweep.contract.from_model import WorkloadFromModel
-from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.seeding import seed_all
+from compile_sweep.contract.workload_names import BUILT_IN
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.gradient_check import check_step

@@ -27,8 +27,8 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload, load_workload
-from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.seeding import seed_all
+from compile_sweep.contract.workload_names import BUILT_IN
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import (

@@ -3,8 +3,8 @@
 Background: the goal is that the project's own searcher, gain, reaches 98 % of a full grid's hypervolume for at most a quarter of
 the grid's cost, and beats random, TPE, NSGA-II and GP on every table. Every setting costs the seconds in its record. What gain
 takes from elsewhere comes from other tables than the one it searches (leave one table out): the fronts of given tables with other
-workloads or environments, and `orchestrator/search/gain.py` without the settings found on this workload. `gain alone` begins
-without any of that.
+workloads or environments, and `orchestrator/search/gain_search.py` without the settings found on this workload. `gain alone`
+begins without any of that.
 
 Output: for each table the fraction of the grid's cost to the goal and the regret at some costs, as medians and quartiles over
 seeds, and what early stopping saves and loses; a JSON file; a chart per table as a page and, if there is a Chromium, as a
@@ -48,7 +48,7 @@ from orchestrator.plan.space import Target, choose, varied
 from orchestrator.run.sweep_folder import write_json
 from orchestrator.search import Candidates, Outlook, Searcher
 from orchestrator.search.earlier_sweeps import best_settings
-from orchestrator.search.gain import GainPerSecond, designed, good_elsewhere
+from orchestrator.search.gain_search import GainPerSecond, designed, good_elsewhere
 from orchestrator.search.pruning import Patience
 from orchestrator.search.tables import Table, read_table
 from orchestrator.simulate import Ground, Replay, quartiles, replays

@@ -1,9 +1,9 @@
 """Compares searchers over all recorded tables, ours and public ones of GPU kernels, each search with the same first settings.
 
 Background: a searcher's first settings may decide how it compares, so here all begin with the six that `gain` would choose with
-this seed (`designed` in `orchestrator/search/gain.py`). Settings known from other workloads are part of them on our tables, of
-which the one that is searched is left out. A baseline that no sweep offers is added: LFBO (`lfbo.py`). GP is left out: it takes
-a second or more per proposal. Optuna's samplers see every field as a choice, `gain` and LFBO see numbers in order.
+this seed (`designed` in `orchestrator/search/gain_search.py`). Settings known from other workloads are part of them on our
+tables, of which the one that is searched is left out. A baseline that no sweep offers is added: LFBO (`lfbo.py`). GP is left out:
+it takes a second or more per proposal. Optuna's samplers see every field as a choice, `gain` and LFBO see numbers in order.
 
 Output: for each table and searcher the share of the table's cost to 98 % of its hypervolume, and the score of the autotuning
 community for throughput alone (`methodology_score.py`), as Markdown on standard output and in a JSON file.
@@ -37,7 +37,7 @@ from compile_sweep import command_line
 from compile_sweep.schema.objectives import Aims
 from orchestrator.run.sweep_folder import write_json
 from orchestrator.search import Budget, Outlook, Searcher, make_proposer
-from orchestrator.search.gain import designed, good_elsewhere
+from orchestrator.search.gain_search import designed, good_elsewhere
 from orchestrator.search.proposers import Proposer
 from orchestrator.search.tables import Table, read_table
 from orchestrator.simulate import Ground, Step, quartiles

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
-from compile_sweep.contract.names import find_workload, import_named
 from compile_sweep.contract.options import (
     Option,
     check_inference,
@@ -25,6 +24,7 @@ from compile_sweep.contract.options import (
     default_options,
     for_real_lengths,
 )
+from compile_sweep.contract.workload_names import find_workload, import_named
 from compile_sweep.schema.choices import MemoryFormat, optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import Scalar

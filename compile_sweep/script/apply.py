@@ -29,7 +29,7 @@ from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
 from compile_sweep.script.job import ScriptError
-from compile_sweep.script.replace import replaced
+from compile_sweep.script.monkeypatch import replaced
 
 Call = Callable[..., Any]
 

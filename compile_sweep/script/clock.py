@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from compile_sweep.script.replace import replaced
+from compile_sweep.script.monkeypatch import replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from compile_sweep.contract.inspect_model import repeated_blocks
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
-from compile_sweep.script.replace import replaced
+from compile_sweep.script.monkeypatch import replaced
 
 STEPS = 3
 """Minimum number of watched steps: differences between batches show from the second one on."""

@@ -22,7 +22,7 @@ import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from compile_sweep.contract.installed_torch import private
-from compile_sweep.script.replace import replaced
+from compile_sweep.script.monkeypatch import replaced
 
 _worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")
 """What the processes of a DataLoader run."""

@@ -30,7 +30,7 @@ from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.toolchain import compile_whole_files, start_compile_workers, warm_cpp_headers
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script import measured, numbers
+from compile_sweep.script import numerics, session_results
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.processes import ELSEWHERE
@@ -57,11 +57,11 @@ class Reporter:
 
     def on_discovered(self, session: Session) -> None:
         """Reports what the script trains."""
-        self._tell(findings=measured.findings(session))
+        self._tell(findings=session_results.findings(session))
 
     def on_first_pass(self, session: Session) -> None:
         """Reports the first timed pass."""
-        self._tell(early=measured.early(session))
+        self._tell(early=session_results.early(session))
 
     def on_over(self, session: Session) -> None:
         """Writes the outcome when everything is found, or there is an error."""
@@ -71,18 +71,18 @@ class Reporter:
         if session.error is not None:
             self.error(session.error)
             return
-        if session.kind is Kind.MEASURED and (reason := measured.other_batch_size(session)):
+        if session.kind is Kind.MEASURED and (reason := session_results.other_batch_size(session)):
             self.error(ScriptError(reason))
             return
         found: dict[str, Any] = {
-            "findings": measured.findings(session),
-            "facts": numbers.facts_of(session.found),
+            "findings": session_results.findings(session),
+            "facts": numerics.facts_of(session.found),
             "has_blocks": any(target.blocks for target in session.found.compiled),
         }
         if session.trajectory is not None:
-            numbers.save(session.trajectory, self._folder / "trajectory")
+            numerics.save(session.trajectory, self._folder / "trajectory")
         if session.kind is Kind.MEASURED:
-            found["measurement"] = together(measured.measurement(session)).to_dict()
+            found["measurement"] = together(session_results.measurement(session)).to_dict()
             if self.use is not None:
                 bundle = torch.compiler.save_cache_artifacts()
                 (self._folder / BUNDLE).write_bytes(bundle[0] if bundle else b"")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_sweep.script.job import ScriptJob
-from compile_sweep.script.replace import replaced
+from compile_sweep.script.monkeypatch import replaced
 
 COPIED_BYTES = 256 * 2**10
 """Files up to this size are copied."""

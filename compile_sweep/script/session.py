@@ -3,8 +3,8 @@
 Background: the script calls this code through torch's hooks, and never waits for it. A step of an optimizer ends a step. The
 first few steps are watched (`discover.py`). Then the settings are applied; the next steps are recorded for the comparison with
 eager runs, and warm up until nothing has compiled for some steps. Then steps are timed until their median is certain
-(`window.py`). The results are written before an exception that no `except Exception` catches ends the script; if it continues
-anyway, its process is ended.
+(`steady_steps.py`). The results are written before an exception that no `except Exception` catches ends the script; if it
+continues anyway, its process is ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script import numbers
+from compile_sweep.script import numerics
 from compile_sweep.script.apply import (
     OwnCompile,
     apply_to_losses,
@@ -49,9 +49,9 @@ from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, syn
 from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, size_of
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
+from compile_sweep.script.monkeypatch import replaced
 from compile_sweep.script.processes import ELSEWHERE, Processes
-from compile_sweep.script.replace import replaced
-from compile_sweep.script.window import Stream
+from compile_sweep.script.steady_steps import Stream
 
 QUIET_STEPS = 3
 """Number of steps without a compile after which no more are expected."""
@@ -162,7 +162,7 @@ class Session:
         self._stepped_since: list[Optimizer] = []
         """Optimizers that were not there during the discovery, a step each, since the anchor's last one."""
         self._clock: StepClock | None = None
-        self._recorder: numbers.StepRecorder | None = None
+        self._recorder: numerics.StepRecorder | None = None
         self._inner: dict[Target, Callable[..., Any]] = {}
         self._calls = CallRecorder()
         self._keeps_calls = False
@@ -270,7 +270,7 @@ class Session:
             stepped = torch.compiler.disable(self._stepped)  # the script may compile a function that steps the optimizer
             self._hooks.callback(register_optimizer_step_post_hook(stepped).remove)
         if self.kind is Kind.PERTURBED:
-            numbers.perturb(found.targets, numbers.rounding_of(found.primary))
+            numerics.perturb(found.targets, numerics.rounding_of(found.primary))
         if self.kind is Kind.MEASURED:
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))
@@ -281,7 +281,7 @@ class Session:
                 *apply_to_optimizers(self.settings, found.optimizers),
             ]
         self._on_discovered(self)
-        self._recorder = numbers.StepRecorder(found.targets, steps=self.protocol.compared_steps)
+        self._recorder = numerics.StepRecorder(found.targets, steps=self.protocol.compared_steps)
         self._wrap(isolated=True)
         self._has_compiled()
         self._clock = StepClock(self.device)
@@ -474,7 +474,7 @@ class Session:
             self._on_phase(Phase.CHECKING)
             if self._compiles_modules:
                 runs = {target: inner_call(target, run) for target, run in self._inner.items()}
-                self.gradient_check = check_calls(self._calls.calls, runs, numbers.rounding_of)
+                self.gradient_check = check_calls(self._calls.calls, runs, numerics.rounding_of)
         self._over(stops=stops)
 
     @property

@@ -298,7 +298,7 @@ class ScriptTrial:
 
     def _references(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Makes missing eager runs; returns facts about all of them."""
-        from compile_sweep.script.numbers import EAGER_RUNS
+        from compile_sweep.script.numerics import EAGER_RUNS
 
         eager = CompileSettings(scope=Scope.EAGER)
         for kind, count in EAGER_RUNS.items():
@@ -319,18 +319,18 @@ def _judged(
     folder: Path, references: Path, outcome: Mapping[str, Any], facts: Mapping[str, Any], findings: list[str]
 ) -> dict[str, Any]:
     from compile_sweep.harness.numerics.check import judge
-    from compile_sweep.script import numbers
+    from compile_sweep.script import numerics
 
-    eager, again = (numbers.load(references / f"{kind}-0") for kind in ("eager", "again"))
-    perturbed = [numbers.load(path) for path in sorted(references.glob("perturbed-*"))]
-    if apart := numbers.distance(eager, again):
+    eager, again = (numerics.load(references / f"{kind}-0") for kind in ("eager", "again"))
+    perturbed = [numerics.load(path) for path in sorted(references.glob("perturbed-*"))]
+    if apart := numerics.distance(eager, again):
         findings.append(
             f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
             "compiled runs are allowed as much"
         )
     judged = judge(
-        numbers.load(folder / "trajectory"),
-        numbers.references(eager, again, perturbed, facts["rounding"]),
+        numerics.load(folder / "trajectory"),
+        numerics.references(eager, again, perturbed, facts["rounding"]),
         outcome["losses"],
         gradient_check=_gradient_check(outcome["gradient_check"]),
     )

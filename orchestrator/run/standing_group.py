@@ -31,7 +31,7 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 from orchestrator.cluster import head_actors
 from orchestrator.run import trial
 from orchestrator.run.forked_attempt import Servers, forked_attempt, prepare_log
-from orchestrator.run.ray_parent import STOP_POLL_S, RayParent
+from orchestrator.run.ray_worker_context import STOP_POLL_S, RayParent
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from compile_sweep.contract.names import is_in_users_folder
+from compile_sweep.contract.workload_names import is_in_users_folder
 from compile_sweep.schema.attempt_record import why_impossible
 from compile_sweep.schema.outcome import Label, Verdict, verdict_of, was_lost_to_precompile
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart

@@ -42,8 +42,8 @@ from orchestrator.environment import Environment
 from orchestrator.guard.log_bounds import bound_logs
 from orchestrator.guard.progress import Progress, find_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
-from orchestrator.run.death import startup_error, waited_s
 from orchestrator.run.runner import Batch, EarlyStopping, Proposals, plan_fields, unwritten_error
+from orchestrator.run.train_errors import startup_error, waited_s
 from orchestrator.run.trial import append_record, is_recorded
 from orchestrator.run.trial_spec import Assignment, TrialPlan, users_python_path
 from orchestrator.run.worker_group import UNWRITTEN, run_trial

@@ -39,9 +39,9 @@ from orchestrator.guard import scratch_folders, watchdog
 from orchestrator.guard.progress import Progress, find_progress_actor
 from orchestrator.guard.watchdog import kill_marked
 from orchestrator.run import sweep_folder, trial
-from orchestrator.run.death import cause_of, death_of, waited_s
-from orchestrator.run.ray_parent import RayParent
+from orchestrator.run.ray_worker_context import RayParent
 from orchestrator.run.standing_group import StandingGroup
+from orchestrator.run.train_errors import cause_of, death_of, waited_s
 from orchestrator.run.trial import GRACE_S, Attempt
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import work

@@ -14,7 +14,7 @@ from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates, Untried
-from orchestrator.search.gain import GainPerSecond
+from orchestrator.search.gain_search import GainPerSecond
 from orchestrator.search.lever_prior import Prior
 from orchestrator.search.lever_search import LeverSearch
 
@@ -75,7 +75,7 @@ class Searcher(StrEnum):
     GP = "gp"
     """Optuna's Gaussian processes; about a second per proposal."""
     GAIN = "gain"
-    """Expected hypervolume gain per second; see `gain.py`."""
+    """Expected hypervolume gain per second; see `gain_search.py`."""
     LEVERS = "levers"
     """What won elsewhere, then the best so far with one more lever; see `lever_search.py`."""
 

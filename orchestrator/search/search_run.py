@@ -35,7 +35,7 @@ from orchestrator.search import (
     learn_from,
     make_proposer,
 )
-from orchestrator.search.gain import good_elsewhere
+from orchestrator.search.gain_search import good_elsewhere
 from orchestrator.search.lever_prior import Prior, shipped_prior
 from orchestrator.search.lever_search import LeverSearch, Step
 

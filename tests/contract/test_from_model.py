@@ -350,10 +350,10 @@ def test_a_model_that_computes_its_loss_is_one_graph_for_batches_with_and_withou
 def test_an_installed_package_names_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
-    from compile_sweep.contract import names
+    from compile_sweep.contract import workload_names
 
-    point = EntryPoint(name="reviews", value=f"{EXAMPLES}:Reviews", group=names.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(names, "entry_points", lambda group: [point] if group == "compile_sweep.workloads" else [])
+    point = EntryPoint(name="reviews", value=f"{EXAMPLES}:Reviews", group=workload_names.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(workload_names, "entry_points", lambda group: [point] if group == "compile_sweep.workloads" else [])
     assert load_workload("reviews") is load_workload(f"{EXAMPLES}:Reviews")
     with pytest.raises(WorkloadError, match="did you mean reviews"):
         load_workload("revews")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_sweep.contract.names import find_workload, import_named
+from compile_sweep.contract.workload_names import find_workload, import_named
 from compile_sweep.schema.errors import WorkloadError
 
 CASE = "from {}side_file import SIZE\n\n\nclass Case:\n    size = SIZE\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compile_sweep.contract.from_model import WorkloadFromModel
-from compile_sweep.harness.compile_cache.facts import torch_configuration
+from compile_sweep.harness.compile_cache.torch_state import torch_configuration
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.precision import (
     convolutions_allow_tf32,

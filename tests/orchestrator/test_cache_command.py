@@ -246,7 +246,7 @@ torch.compile(model)(torch.randn(4, 8)).sum().backward()
 TRIAL = """
 import sys
 from orchestrator.artifacts import Manifest, environment_facts, open_store
-from compile_sweep.harness.compile_cache.facts import torch_configuration
+from compile_sweep.harness.compile_cache.torch_state import torch_configuration
 from compile_sweep.harness.compile_cache.transfer import CacheFolders, gather_artifacts
 facts = environment_facts(torch_configuration())
 manifest = Manifest(facts=facts, workload="toy", size="", settings_key="scope=full", maker="trial")

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.harness.numerics.gradient_check import Outcome
-from compile_sweep.script import measured
+from compile_sweep.script import session_results
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.session import Session
@@ -62,7 +62,7 @@ def test_a_script_is_measured_by_its_own_clock_under_three_settings(
         if not session.stream.left_out:
             assert sum(one.ms for one in ours) == pytest.approx(1e3 * (times[-1] - times[0]), rel=0.05)
         assert session.gradient_check is None or session.gradient_check.outcome is not Outcome.WRONG
-        assert measured.measurement(session).step_ms_median > 0
+        assert session_results.measurement(session).step_ms_median > 0
         found_keys.append(keys(session))
     assert found_keys[0] == found_keys[1] == found_keys[2]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from compile_sweep.script import measured
+from compile_sweep.script import session_results
 from compile_sweep.script.session import Kind
 from tests.scripts.conftest import Run
 
@@ -29,7 +29,7 @@ def test_a_plain_loop_is_found_with_its_accumulation(run: Run) -> None:
     assert [type(one).__name__ for one in session.found.optimizers] == ["AdamW"]
     assert session.found.micro_steps == 2
     assert session.step_size() == (64.0, 64.0)
-    figures = measured.measurement(session)
+    figures = session_results.measurement(session)
     assert figures.graphs >= 1
     assert figures.fallbacks == figures.recompile_limit_hits == []
     assert figures.samples_per_s == pytest.approx(64e3 * figures.steady_steps / sum(figures.step_ms), rel=0.01)
@@ -38,7 +38,7 @@ def test_a_plain_loop_is_found_with_its_accumulation(run: Run) -> None:
 def test_blocks_are_compiled_in_place_and_no_hook_of_ours_is_left(run: Run) -> None:
     session, error = run("plain_loop.py", "scope=regional,dynamic=auto,backend=aot_eager")
     assert error is None
-    assert measured.measurement(session).fallbacks == []
+    assert session_results.measurement(session).fallbacks == []
     model = session.found.targets[0].module
     assert next(iter(model.state_dict())) == "first.weight"
     assert type(model).__name__ == "Net"
@@ -69,7 +69,7 @@ def test_loss_functions_are_compiled_if_the_settings_say_so(script: str, loss: s
     session, error = run(script, f"{AOT},compile_loss=on")
     assert error is session.error is None
     assert session.found.loss_functions + [type(module).__name__ for module in session.found.loss_modules] == [loss]
-    assert measured.measurement(session).graphs == measured.measurement(without).graphs + 1
+    assert session_results.measurement(session).graphs == session_results.measurement(without).graphs + 1
     assert nn.functional.cross_entropy is before
 
 
@@ -93,7 +93,7 @@ def test_blocks_recomputed_in_the_backward_pass_are_no_modules_of_their_own(run:
     session, error = run("checkpointed.py", AOT)
     assert error is session.error is None
     assert [target.name for target in session.found.targets] == ["Net"]
-    assert measured.measurement(session).fallbacks == []
+    assert session_results.measurement(session).fallbacks == []
 
 
 def test_a_module_that_is_only_called_by_parts_is_found_by_parts(run: Run, folder: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_module_that_is_only_called_by_parts_is_found_by_parts(run: Run, folde
     session, error = run("parts.py", AOT)
     assert error is session.error is None
     assert [target.name for target in session.found.targets] == ["model.encoder", "model.decoder"]
-    assert measured.measurement(session).graphs == 2
+    assert session_results.measurement(session).graphs == 2
 
 
 def test_a_loss_that_is_part_of_the_model_is_said_to_be_compiled_with_it(run: Run) -> None:
@@ -141,7 +141,7 @@ def test_blocks_of_a_script_are_nested_in_one_graph_and_recomputed(run: Run) -> 
         assert session.trajectory is not None
         losses.append(session.trajectory.losses)
         if kind is Kind.MEASURED:
-            assert measured.measurement(session).graphs == 1
+            assert session_results.measurement(session).graphs == 1
             assert "forward" in vars(session.found.targets[0].module.get_submodule("h.0"))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
@@ -153,10 +153,10 @@ def test_a_script_that_compiles_itself_keeps_its_names_and_runs_eagerly_under_ea
     assert (target.name, target.draws) == ("model", True)
     assert next(iter(target.called.state_dict())) == "_orig_mod.wte.weight"
     assert session.own_compile.modules == ["GPT"]
-    figures = measured.measurement(session)
+    figures = session_results.measurement(session)
     assert figures.graphs == 0
     assert figures.tokens_per_s == pytest.approx(32 * figures.samples_per_s)
-    assert "the script calls torch.compile itself, on GPT" in measured.findings(session)
+    assert "the script calls torch.compile itself, on GPT" in session_results.findings(session)
 
 
 def test_both_models_of_a_gan_are_compiled(run: Run) -> None:
@@ -165,7 +165,7 @@ def test_both_models_of_a_gan_are_compiled(run: Run) -> None:
     assert [target.name for target in session.found.targets] == ["netD", "netG"]
     assert session.found.primary.name == "netG"
     assert session.step_size()[0] == 16
-    assert measured.measurement(session).graphs >= 2
+    assert session_results.measurement(session).graphs >= 2
 
 
 def test_a_forward_that_draws_is_seen_and_data_stay_the_same_whatever_it_draws(run: Run) -> None:
@@ -237,7 +237,7 @@ def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str,
     (target,) = session.found.targets
     assert type(target.module).__name__ == module
     assert [type(one).__name__ for one in session.found.optimizers] == [optimizer]
-    figures = measured.measurement(session)
+    figures = session_results.measurement(session)
     assert figures.graphs >= 1
     assert [text for text in figures.fallbacks if "RNN, GRU, or LSTM" not in text] == []  # which torch does not compile
     if samples is not None:
@@ -426,7 +426,7 @@ def test_one_module_is_compiled_however_the_script_is_written(run: Run, folder: 
     session, error = run("written.py", AOT)
     assert error is session.error is None
     assert [(target.name, type(target.module).__name__) for target in session.found.targets] == [("model", "Net")]
-    figures = measured.measurement(session)
+    figures = session_results.measurement(session)
     assert figures.graphs >= 1
     assert figures.fallbacks == []
 
@@ -501,9 +501,9 @@ def test_without_an_optimizer_steps_are_those_that_a_script_marks_or_its_backwar
     assert session.step_size()[0] == 8
     assert session.trajectory is not None
     assert session.trajectory.losses[0] > session.trajectory.losses[-1]
-    assert measured.measurement(session).graphs >= 1
-    assert measured.model_facts(session)["has_optimizer"] is False
-    assert any("each backward pass counts as a step" in line for line in measured.findings(session)) is not marks
+    assert session_results.measurement(session).graphs >= 1
+    assert session_results.model_facts(session)["has_optimizer"] is False
+    assert any("each backward pass counts as a step" in line for line in session_results.findings(session)) is not marks
 
 
 def test_a_loop_by_hand_without_a_module_is_told_so(run: Run, folder: Path) -> None:
@@ -538,10 +538,10 @@ def test_a_module_whose_gradients_are_differentiated_again_stays_eager(run: Run,
     assert error is session.error is None
     assert [target.name for target in session.found.targets] == ["critic", "generator"]
     assert [target.name for target in session.found.compiled] == ["generator"]
-    figures = measured.measurement(session)
+    figures = session_results.measurement(session)
     assert figures.graphs == 1
     assert figures.fallbacks == []
-    assert any(line.startswith("module critic") and "always run eagerly" in line for line in measured.findings(session))
+    assert any(line.startswith("module critic") and "always run eagerly" in line for line in session_results.findings(session))
     alone = PENALTY.partition("    (-critic")[0].replace("(critic, generator)", "(critic,)")
     (folder / "alone.py").write_text(alone)
     session, error = run("alone.py", AOT)
@@ -592,4 +592,4 @@ def test_a_network_that_is_frozen_for_a_while_is_no_loss_and_equal_optimizers_ar
     session, error = run("frozen.py", f"{AOT},compile_loss=on")
     assert error is session.error is None
     assert session.found.loss_modules == []
-    assert "optimizer SGD, 2 of them" in measured.findings(session)
+    assert "optimizer SGD, 2 of them" in session_results.findings(session)

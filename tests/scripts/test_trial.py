@@ -19,11 +19,11 @@ from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsage, gather_artifacts, restore_artifacts
 from compile_sweep.schema.outcome import Phase, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script import numbers
+from compile_sweep.script import numerics
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
-from compile_sweep.script.measured import other_batch_size
 from compile_sweep.script.run_one import place_of, print_from_script, run_script
 from compile_sweep.script.session import Session
+from compile_sweep.script.session_results import other_batch_size
 from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial
 from tests.scripts.conftest import SHORT
 
@@ -173,7 +173,7 @@ def test_two_workers_step_together_and_are_measured_as_one(
     script: str, settings: str, gradients: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One eager run takes the place of three, for each is two more processes; the test above makes all of them.
-    monkeypatch.setattr(numbers, "EAGER_RUNS", {"eager": numbers.EAGER_RUNS["eager"]})
+    monkeypatch.setattr(numerics, "EAGER_RUNS", {"eager": numerics.EAGER_RUNS["eager"]})
     references = tmp_path / "references"
     references.mkdir()
     for name in ("again-0", "perturbed-0"):

@@ -21,8 +21,8 @@ from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.equivalents import accelerate_plugin, equivalents, training_arguments
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
+from compile_sweep.script.library_arguments import accelerate_plugin, equivalents, training_arguments
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.run_one import not_found
 from compile_sweep.script.winner import Applier, settings_of

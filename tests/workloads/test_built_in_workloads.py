@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from compile_sweep.contract.base import Workload, load_workload
-from compile_sweep.contract.names import BUILT_IN
+from compile_sweep.contract.workload_names import BUILT_IN
 from compile_sweep.describe import describe
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Protocol, measure

@@ -1,7 +1,7 @@
 """Moves compile caches between processes: gathers artifacts, restores them before anything compiles, and watches their use.
 
 Built from `folders.py` (files), `bundles.py` (torch's bundles), `usage.py` (hits, misses and the seconds that hits save) and
-`facts.py` (what makes artifacts invalid or wrong in another environment).
+`torch_state.py` (what makes artifacts invalid or wrong in another environment).
 
 Output: `watch_caches` reports how many seconds hits saved; a warm compile time plus `saved_s` approximates the cold one.
 """
@@ -18,8 +18,8 @@ from torch._dynamo import config as dynamo_config
 from compile_sweep.harness.compile_cache import bundles
 from compile_sweep.harness.compile_cache import folders as cache_folders
 from compile_sweep.harness.compile_cache.artifact import Artifact
-from compile_sweep.harness.compile_cache.facts import torch_configuration
 from compile_sweep.harness.compile_cache.folders import ArtifactKind, CacheFolders
+from compile_sweep.harness.compile_cache.torch_state import torch_configuration
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 
 __all__ = [

@@ -15,8 +15,8 @@ from samples import wait_until
 
 from compile_sweep.contract.base import load_workload
 from compile_sweep.contract.installed_torch import LoadedTorch
-from compile_sweep.contract.names import BUILT_IN
 from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.contract.workload_names import BUILT_IN
 from compile_sweep.describe import describe
 from compile_sweep.schema.errors import WorkloadError
 from orchestrator.plan.describer import DEADLINE_S, Describer

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from compile_sweep import describe
-from compile_sweep.contract import names
-from compile_sweep.contract.names import BUILT_IN
+from compile_sweep.contract import workload_names
+from compile_sweep.contract.workload_names import BUILT_IN
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator import sweep
 from orchestrator.plan import listing
@@ -37,7 +37,7 @@ def test_everything_that_can_be_named_has_its_line() -> None:
 def test_a_workload_that_does_not_load_is_said_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**BUILT_IN, "broken": "no_such_module:Thing"}
     monkeypatch.setattr(describe, "named_workloads", lambda: found)
-    monkeypatch.setattr(names, "named_workloads", lambda: found)
+    monkeypatch.setattr(workload_names, "named_workloads", lambda: found)
     lines = dict(listing.workloads(Describer()))
     assert "broken" in lines["broken"]
     assert set(lines) == set(found)

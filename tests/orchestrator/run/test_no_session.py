@@ -11,8 +11,8 @@ import ray
 
 from compile_sweep.schema.errors import SessionError
 from orchestrator.environment import fingerprint
-from orchestrator.run import ray_parent, session
-from orchestrator.run.ray_parent import RayParent
+from orchestrator.run import ray_worker_context, session
+from orchestrator.run.ray_worker_context import RayParent
 from orchestrator.run.session import ray_session
 
 
@@ -66,7 +66,7 @@ def test_cores_are_divided_by_the_workers_that_gpus_or_parts_of_one_take(
     nodes = [{"NodeID": "here", "Resources": {"GPU": by_ray}}, {"NodeID": "other", "Resources": {"GPU": 16.0}}]
     monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(ray_parent.environment, "num_host_gpus", lambda: by_nvml)
+    monkeypatch.setattr(ray_worker_context.environment, "num_host_gpus", lambda: by_nvml)
     plan: Any = SimpleNamespace(workers_at_once=4, use_gpu=True)
     unused: Any = None
     assert RayParent(unused, rank=0).core_shares(plan) == (shares, None)

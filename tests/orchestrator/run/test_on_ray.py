@@ -240,8 +240,8 @@ def test_two_workers_of_a_standing_group_measure_together_in_fresh_processes_and
     import psutil
     from ray.train.v2.api.exceptions import WorkerGroupError
 
-    from orchestrator.run.death import cause_of
     from orchestrator.run.standing_group import StandingGroup
+    from orchestrator.run.train_errors import cause_of
     from orchestrator.run.worker_group import make_trainer
 
     protocol = {"compared_steps": 2, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}

@@ -13,7 +13,7 @@ import pytest
 
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_trial_death
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
-from orchestrator.run.death import last_error
+from orchestrator.run.train_errors import last_error
 
 LOG = """\
 [2026-11-25 14:53:56] (raylet) Started.

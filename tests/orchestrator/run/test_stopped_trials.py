@@ -15,7 +15,7 @@ from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard import progress as progress_module
 from orchestrator.guard.progress import Progress, ProgressTracker, StopRequest
-from orchestrator.run import death, trial, worker_group
+from orchestrator.run import train_errors, trial, worker_group
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
@@ -80,7 +80,7 @@ def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(worker_group, "_group_for", lambda plan: _Group(error))
     monkeypatch.setattr(worker_group, "_ask", lambda method, *arguments: [told] if method == "running" else None)
-    monkeypatch.setattr(death, "_lost", lambda hosts: 0)
+    monkeypatch.setattr(train_errors, "_lost", lambda hosts: 0)
     plan: dict[str, Any] = {"folder": str(folder), "workload": "captioning", "size": "tiny", "seed": 0, "num_workers": 1}
     plan |= {"use_gpu": False, "pipeline": "resident", "workers_at_once": 1, "claimed_cpus": 1.0}
     deadlines = {"compile_deadline_s": 600.0, "trial_deadline_s": 900.0}

@@ -21,9 +21,9 @@ from compile_sweep.schema.outcome import OK, Label, Status, Verdict, judge_death
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER, CrashReport
-from orchestrator.run import ray_parent, sweep_folder, trial, tuning, worker, worker_group
-from orchestrator.run.death import cause_of, death_of
+from orchestrator.run import ray_worker_context, sweep_folder, trial, tuning, worker, worker_group
 from orchestrator.run.runner import unwritten_error
+from orchestrator.run.train_errors import cause_of, death_of
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import gist
 from orchestrator.run.worker import MeasurementFailed
@@ -293,9 +293,11 @@ def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_pat
 def worker_that_measures_by(measure: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a train worker in this process."""
     monkeypatch.setattr(worker_group.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
-    monkeypatch.setattr(ray_parent.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log"))
+    monkeypatch.setattr(
+        ray_worker_context.remote_logs, "log_file", lambda assignment, rank: nullcontext(tmp_path / "worker-0.log")
+    )
     monkeypatch.setattr(worker, "watchdog", SimpleNamespace(**dict.fromkeys(WATCHED, lambda *arguments: None)))
-    monkeypatch.setattr(ray_parent, "own_cores", lambda *shares: nullcontext((0,)))
+    monkeypatch.setattr(ray_worker_context, "own_cores", lambda *shares: nullcontext((0,)))
     monkeypatch.setattr(worker, "_measure", measure)
     monkeypatch.setenv(ATTEMPT_MARKER, "001-a-f00")
     monkeypatch.setenv("TMPDIR", str(tmp_path))

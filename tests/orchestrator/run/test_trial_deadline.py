@@ -14,7 +14,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.cluster import placement
 from orchestrator.guard.progress import ProgressTracker
 from orchestrator.run import worker_group
-from orchestrator.run.death import waited_s
+from orchestrator.run.train_errors import waited_s
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
 

@@ -13,7 +13,7 @@ from recorded_tables import TARGET, recorded, rows_of, settings_of_a_grid, write
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search import Candidates, Outlook, Searcher
-from orchestrator.search.gain import DESIGNED, GainPerSecond, designed, good_elsewhere
+from orchestrator.search.gain_search import DESIGNED, GainPerSecond, designed, good_elsewhere
 from orchestrator.search.surrogate import Posterior, Scale, likeness
 from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays

@@ -10,7 +10,7 @@ from samples import REPOSITORY
 
 from compile_sweep.schema.objectives import Aims
 from orchestrator.search import Outlook, Searcher, predictions
-from orchestrator.search.gain import designed
+from orchestrator.search.gain_search import designed
 from orchestrator.search.pruning import patience_with
 from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays

@@ -14,7 +14,7 @@ from compile_sweep.contract.inspect_model import facts_of_blocks, preferred_memo
 from compile_sweep.harness import steady
 from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
-from compile_sweep.script.window import Stream
+from compile_sweep.script.steady_steps import Stream
 
 PIPELINE = "script"
 """Value of `pipeline` in records: the script provides batches, and its wait for them is not counted."""
