@@ -59,7 +59,7 @@ def kept_apart(settings: CompileSettings) -> dict[str, str]:
 
 
 def environment_facts(configuration: Mapping[str, str], environment: Environment | None = None) -> dict[str, str]:
-    """Returns everything that an artifact of this process depends on; `configuration` is that of `compile_cache.facts`."""
+    """Returns everything that an artifact of this process depends on; `configuration` is that of `compile_cache.torch_state`."""
     host = environment or fingerprint()
     facts = {
         "torch": host.torch,
