@@ -312,7 +312,7 @@ def test_a_worker_whose_log_is_on_a_full_disk_says_so(tmp_path: Path, monkeypatc
         pytest.fail("it was written")
 
     worker_that_measures_by(measure, tmp_path, monkeypatch)
-    monkeypatch.setattr(ray_parent.remote_logs, "log_file", lambda assignment, rank: nullcontext(Path("/dev/full")))
+    monkeypatch.setattr(ray_worker_context.remote_logs, "log_file", lambda assignment, rank: nullcontext(Path("/dev/full")))
     with pytest.raises(MeasurementFailed, match=r"OSError: .*No space left on device"):
         worker_group.train_loop({"assignment": assignment_in(tmp_path).to_dict()})
 
