@@ -321,7 +321,7 @@ BREAKS = (
     Cause(
         "memory of a tensor",
         "give the tensor its size when it is made, x.new_empty(size), and share or resize its memory outside compiled code",
-        headline=r"Tensor\.resize_\(\)|Tensor\.set_\(\)",
+        headline=r"Tensor\.(resize_|set_|share_memory_)\(\)",  # the last since torch 2.15
         explanation=r"method `share_memory_`",
     ),
     Cause(

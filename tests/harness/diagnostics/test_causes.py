@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_models import Net, run, with_break_in_loop
+from faulty_models import TORCH, Net, run, with_break_in_loop
 from test_break_causes import BREAKS
 from test_recompile_causes import GUARDS
 from torch import Tensor
@@ -103,10 +103,11 @@ def test_an_operator_that_fails_while_it_is_traced_is_mended_by_a_look_at_the_sh
 
     x = torch.randn(4, 8)
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
-        torch.compile(with_try, backend="eager")(x)
-    assert is_compiler_error(raised.value)
-    assert "decide by shapes or dtypes" in (errors.advice_on_error(str(raised.value)) or "")
+    if TORCH < (2, 15):  # from which on the exception is caught while tracing, too
+        with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
+            torch.compile(with_try, backend="eager")(x)
+        assert is_compiler_error(raised.value)
+        assert "decide by shapes or dtypes" in (errors.advice_on_error(str(raised.value)) or "")
     torch.testing.assert_close(torch.compile(by_shape, backend="eager", fullgraph=True)(x), with_try(x))
 
 
