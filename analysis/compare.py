@@ -70,11 +70,6 @@ class Row(NamedTuple):
     news: Sequence[News]
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, 1 if a rule is broken, or 2 for input that it cannot work with."""
-    return command_line.run_with(Options, _command, prog, arguments)
-
-
 def write_comparison(
     path: Path, comparison: Comparison, sweeps: tuple[SweepInfo, SweepInfo], names: tuple[str, str], *,
     rules: Sequence[Rule] = (), findings: Sequence[Finding] = (), lead: Sequence[str] = (),
@@ -181,6 +176,8 @@ def _row(pair: Pair, shown: Sequence[str]) -> Row:
     cells = [cell_of(name, pair) if name in pair.changes else None for name in shown]
     return Row(pair.label, str(pair.after["settings_key"]), status_of(pair), cells, pair.news)
 
+
+main = command_line.main_of(Options, _command, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

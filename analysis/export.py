@@ -94,11 +94,6 @@ def to_parquet(df: pd.DataFrame, path: Path) -> None:
     _plain(df).to_parquet(path, index=False)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, 1 if best.py failed and is not offered, or 2 for input it cannot work with."""
-    return command_line.run_with(Options, _command, prog, arguments)
-
-
 def _command(told: Options) -> int:
     folder, into = told.folder, told.output or told.folder
     timeout_s = None if told.timeout_s is None else amount(told.timeout_s)
@@ -254,6 +249,8 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
         why = error.strerror or error  # errors of pandas have no errno
         raise SweepFolderError(f"{path} cannot be written ({why}); name a folder that can with --output") from None
 
+
+main = command_line.main_of(Options, _command, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

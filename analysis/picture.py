@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -127,11 +126,6 @@ def picture_title(sweep: SweepInfo) -> str:
     return " · ".join(filter(None, [sweep.what, *where])) or "sweep"
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, or 2 if no picture could be drawn."""
-    return command_line.run_with(Options, _command, prog, arguments)
-
-
 def _command(options: Options) -> int:
     print(write_picture(options.folder, options.path, options.chart))
     return 0
@@ -160,6 +154,8 @@ def _svg(page: str) -> str:
         raise PictureError("Chromium ended without a picture; run it by hand to see why")
     return html.unescape(found.group(1))
 
+
+main = command_line.main_of(Options, _command, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

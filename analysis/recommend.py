@@ -236,11 +236,6 @@ def describe(job: Job, samples: int) -> str:
     return f"{whole(job.steps)} steps of {samples} samples a worker, {nodes}{restarts}{STARTS[job.starts]}"
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with."""
-    return command_line.run_with(Options, _command, prog, arguments)
-
-
 def job_of(told: JobOptions, steps: int) -> Job:
     """Returns the job that the options describe, with this many steps; raises ConfigError for a number out of range."""
     gpus, price = told.gpus_per_node, told.price_per_gpu_hour
@@ -344,6 +339,8 @@ def recommendation_markdown(found: Sequence[Recommendation]) -> str:
     flips = [f"- {cell(line)}" for line in by_length(found[0])]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in lines), "", *flips]) + "\n"
 
+
+main = command_line.main_of(Options, _command, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

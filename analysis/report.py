@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +52,6 @@ def renew_report(folder: str | Path) -> None:
         write_report(folder)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with."""
-    return command_line.run_with(Options, _command, prog, arguments)
-
-
 def _command(options: Options) -> int:
     if options.port is not None and not options.watch:
         raise ConfigError("--port is where --watch serves the report; give both, or neither")
@@ -86,6 +80,8 @@ def _watch(folder: Path, port: int) -> None:
         print(server.url, flush=True)
         server.serve_forever()
 
+
+main = command_line.main_of(Options, _command, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ with a column for each phase that took any time. A missing figure is a dash.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,11 +59,6 @@ def markdown_table(df: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for input that it cannot work with."""
-    return command_line.run_with(Options, _command, prog, arguments)
-
-
 def _command(options: Options) -> int:
     print(markdown_table(load(options.folder)), end="")
     return 0
@@ -112,6 +107,8 @@ def _status(trial: pd.Series, on_front: bool) -> str:
         return f"{trial['status']}: {text(trial['label']) or MISSING}"
     return ", ".join([str(Status.OK), *(["on the front"] if on_front else []), *(remark.text for remark in remarks(trial))])
 
+
+main = command_line.main_of(Options, _command, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

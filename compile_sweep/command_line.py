@@ -213,6 +213,15 @@ def run_with(options: type[Options], command: Callable[[Options], int], prog: st
     return run(lambda: command(parse(options, prog, words_of(arguments))))
 
 
+def main_of(options: type[Options], command: Callable[[Options], int], prog: str) -> Callable[..., int]:
+    """Returns the `main` of a command, which takes its words, by default this process's, and how a person calls it."""
+
+    def main(arguments: Sequence[str] | None = None, prog: str = prog) -> int:
+        return run_with(options, command, prog, arguments)
+
+    return main
+
+
 def run(command: Callable[[], int]) -> int:
     """Runs a command; a user's mistake is one sentence on stderr and exit code 2, a reader that stops early exit code 1."""
     for stream in (sys.stdout, sys.stderr):

@@ -42,7 +42,7 @@ from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, 
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.protocol import Protocol, together
-from compile_sweep.harness.steady import Limits, Window
+from compile_sweep.harness.steady import Limits, Window, synchronize
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.outcome import Phase, may_run_out_of_memory
 from compile_sweep.schema.record import Measurement
@@ -176,7 +176,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         diagnostics = watching.enter_context(capture_diagnostics(expected))
         step = undo.enter_context(applied(prepared, model, optimizer))
         source = step.source
-        _synchronize(device)
+        synchronize(device)
         on_phase(Phase.WARMING_UP)
         with run.repeated.spared(diagnostics.recompile_reasons) if run.repeated else nullcontext():
             warmup = _warm_up(step, recorder, warmup_batches, device)
@@ -248,9 +248,9 @@ def _warm_up(step: TrainStep, recorder: Recorder | OutputRecorder, batches: Sequ
         for index, batch in enumerate(batches):
             recorder.step(step, batch)
             if index == 0:
-                _synchronize(device)
+                synchronize(device)
                 first_step_s = time.perf_counter() - started
-        _synchronize(device)
+        synchronize(device)
         total_s = time.perf_counter() - started
     return _WarmUp(
         first_step_s=first_step_s,
@@ -419,8 +419,3 @@ def _largest(*values: int | None) -> int | None:
 
 def _floats(scalars: Sequence[Tensor]) -> list[float]:
     return [float(value) for value in torch.stack(list(scalars)).float().cpu()] if scalars else []
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

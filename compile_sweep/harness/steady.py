@@ -103,6 +103,12 @@ class Limits:
     """Width of the median's 95 % interval over the median at which the window stops growing."""
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has finished what was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def timed(step: Step, batches: Iterable[Batch], losses: list[Tensor], device: torch.device) -> list[float]:
     """Returns the milliseconds of the step on each batch, by CUDA events, or by a monotonic clock on CPUs; appends losses.
 

@@ -21,6 +21,7 @@ from compile_sweep.harness.compile_phases import record_phases
 from compile_sweep.harness.measure import warm_up_batches
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.protocol import Protocol
+from compile_sweep.harness.steady import synchronize
 from compile_sweep.schema.outcome import Phase
 
 
@@ -56,23 +57,23 @@ def restart(
         on_phase(Phase.BUILDING)
         pool = workload.pool(prepared.policy, rank=rank, device=device)
         batches = warm_up_batches(prepared, pool, rank=rank, protocol=protocol or Protocol())
-        _synchronize(device)
+        synchronize(device)
         began = time.perf_counter()
         model = workload.build_model().to(device)  # builds it as a job does; a trial's models are copies of one
         optimizer = prepared.optimizer(model)
         seed_all(workload.seed)
         with applied(prepared, model, optimizer) as step:
-            _synchronize(device)
+            synchronize(device)
             loaded = time.perf_counter()
             on_phase(Phase.WARMING_UP)
             with record_phases() as phases:
                 started = time.perf_counter()
                 step(batches[0])
-                _synchronize(device)
+                synchronize(device)
                 first_step_s = time.perf_counter() - started
                 for batch in batches[1:]:
                     step(batch)
-                _synchronize(device)
+                synchronize(device)
                 warmup_s = time.perf_counter() - started
     on_phase(Phase.DONE)
     return Start(
@@ -83,8 +84,3 @@ def restart(
         warmup_steps=len(batches),
         compile_phases_s=phases.split(warmup_s),
     )
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

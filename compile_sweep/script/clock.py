@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from compile_sweep.harness.steady import synchronize
 from compile_sweep.script.monkeypatch import replaced
 
 
@@ -112,12 +113,6 @@ class StepClock:
 
     def _between(self, before: Any, after: Any) -> float:
         return float(before.elapsed_time(after)) if self._device.type == "cuda" else 1e3 * (after - before)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has finished what was launched."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def loaders_watched(clock: Callable[[], StepClock | None]) -> AbstractContextManager[None]:

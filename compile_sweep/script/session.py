@@ -34,6 +34,7 @@ from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.numerics.gradient_check import GradientCheck
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.protocol import Protocol
+from compile_sweep.harness.steady import synchronize
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics
@@ -45,7 +46,7 @@ from compile_sweep.script.apply import (
     expectation,
     process_wide,
 )
-from compile_sweep.script.clock import StepClock, StepTime, loaders_watched, synchronize
+from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
 from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, size_of
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError

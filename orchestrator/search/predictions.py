@@ -16,7 +16,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.estimates import guessed_compile_s, rest_s
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
-from orchestrator.search.surrogate import Posterior, Scale, likeness
+from orchestrator.search.surrogate import NODES, WEIGHTS, Posterior, Scale, likeness
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -31,10 +31,6 @@ _MOST_KNOWN = 60
 """Number of results on the front, and of latest other results, to keep once there are three times as many. Bounds prediction
 time.
 """
-
-_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
-_WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
-"""Nodes that represent a standard normal variable, with their weights (Gauss-Hermite quadrature)."""
 
 
 class Expected(NamedTuple):
@@ -157,12 +153,12 @@ class Outlook:
         num_objectives = len(self._aims.objectives)
         for constraint, drawn in zip(self._aims.constraints, draws[num_objectives:], strict=True):
             keeps = drawn <= constraint.bound if constraint.is_upper else drawn >= constraint.bound
-            works = works * np.clip(keeps @ _WEIGHTS, 0.02, 1.0)
+            works = works * np.clip(keeps @ WEIGHTS, 0.02, 1.0)
         losses = draws[:num_objectives]
-        middle = np.stack([drawn[:, len(_WEIGHTS) // 2] for drawn in losses], axis=1)
+        middle = np.stack([drawn[:, len(WEIGHTS) // 2] for drawn in losses], axis=1)
         reference = reference_point([*self._front, *(tuple(map(float, row)) for row in middle)])
         cells = Cells(self._front, reference)
-        return Expected(works * cells.expected_gains(losses, _WEIGHTS), wall_s, cells.volume())
+        return Expected(works * cells.expected_gains(losses, WEIGHTS), wall_s, cells.volume())
 
     def left(self, untried: Indices) -> Left:
         """Returns what candidates are expected to add to the hypervolume."""
@@ -191,4 +187,4 @@ def _drawn(figures: Floats, posterior: Posterior) -> Floats:
     """Returns possible figures of the requested settings, one column per node."""
     scale = Scale.of(figures)
     mean = posterior.mean(scale.modelled(figures))
-    return scale.figures(mean[:, None] + posterior.deviation[:, None] * _NODES)
+    return scale.figures(mean[:, None] + posterior.deviation[:, None] * NODES)

@@ -27,7 +27,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
 from orchestrator.search.proposers import Searcher
-from orchestrator.search.surrogate import Posterior, Scale, likeness
+from orchestrator.search.surrogate import NODES, WEIGHTS, Posterior, Scale, likeness
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,10 +39,6 @@ EARLY = (*SPEEDS, "step_ms_median", "compile_s", "warmup_s", "peak_memory_bytes"
 
 _MOST_KNOWN = 200
 """Number of latest results that predictions use. Bounds their time."""
-
-_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
-_WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
-"""Nodes that represent a standard normal variable, with their weights (Gauss-Hermite quadrature)."""
 
 Prune = Callable[[Record, Sequence[Record]], Record | None]
 """Given a recorded row and the rows before it, returns the row as it would be had the trial been stopped; None if it would not
@@ -236,11 +232,11 @@ class Pruning:
         for objective, drawn in zip(self._aims.objectives, self._drawn(setting), strict=True):
             least = self._bound(objective.name, bounds, objective.goal is Goal.MIN)
             draws.append(drawn if least is None else np.maximum(drawn, least))
-        middle = tuple(float(drawn[len(_WEIGHTS) // 2]) for drawn in draws)
+        middle = tuple(float(drawn[len(WEIGHTS) // 2]) for drawn in draws)
         measured = (losses for losses, _ in self._measured.values())
         cells = Cells(self._front, reference_point([*measured, *self._front, middle]))
         volume = cells.volume()
-        return float(cells.expected_gains([drawn[None] for drawn in draws], _WEIGHTS)[0]) / volume if volume else None
+        return float(cells.expected_gains([drawn[None] for drawn in draws], WEIGHTS)[0]) / volume if volume else None
 
     def _drawn(self, setting: CompileSettings) -> list[Floats]:
         if self._expected is None or self._expected[0] != setting:
@@ -252,7 +248,7 @@ class Pruning:
             for figures in np.array([losses for losses, _ in self._measured.values()]).T:
                 scale = Scale.of(figures)
                 mean = posterior.mean(scale.modelled(figures))
-                draws.append(scale.figures(mean + posterior.deviation * _NODES))
+                draws.append(scale.figures(mean + posterior.deviation * NODES))
             self._expected = setting, draws
         return self._expected[1]
 

@@ -17,6 +17,11 @@ from orchestrator.search.candidates import Codes
 
 Floats = npt.NDArray[np.float64]
 
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
+NODES: Floats = _NODES
+WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
+"""Nodes that represent a standard normal variable, with their weights (Gauss-Hermite quadrature)."""
+
 _SHARED = 0.75
 """Fraction of the variance that fields explain individually."""
 

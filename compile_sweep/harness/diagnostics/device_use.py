@@ -30,6 +30,7 @@ from compile_sweep.contract.base import Batch
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness.apply import TrainStep
 from compile_sweep.harness.numerics.gradient_check import run_eagerly
+from compile_sweep.harness.steady import synchronize
 from compile_sweep.schema.causes.slowness import FASTER_FROM
 
 KINDS = (
@@ -112,10 +113,10 @@ def _shortest_s(run: Callable[[], object], device: torch.device) -> float:
     """Returns the shortest of ten calls after a first one, in seconds."""
     found = []
     for _ in range(11):
-        _synchronize(device)
+        synchronize(device)
         began = time.perf_counter()
         run()
-        _synchronize(device)
+        synchronize(device)
         found.append(time.perf_counter() - began)
     return min(found[1:])
 
@@ -143,11 +144,11 @@ def profiled(step: Callable[[Batch], Tensor], batch: Batch, step_ms: float, devi
 
 def _kernels(step: Callable[[Batch], Tensor], batch: Batch, device: torch.device) -> list[tuple[str, float]]:
     """Returns the name and microseconds of each kernel of `PROFILED_STEPS` steps."""
-    _synchronize(device)
+    synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED_STEPS):
             step(batch)
-        _synchronize(device)
+        synchronize(device)
     return [
         (event.name, float(event.time_range.elapsed_us()))
         for event in found.events() or ()
@@ -179,8 +180,3 @@ def device_use(
     except Exception:  # an operator that cannot be counted, no memory, a torch without a profiler: the measurement is still valid
         pass  # keeps the figures so far
     return found
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
