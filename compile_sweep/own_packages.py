@@ -40,12 +40,7 @@ def find_own_packages(*names: str) -> None:
 
 
 def import_path(*, with_current_folder: bool) -> list[str]:
-    """Returns the folders, absolute, that a process started by this one should import from.
-
-    Args:
-        with_current_folder: Whether the process runs the user's code, which is named as it would be imported from the current
-            folder. That folder then comes first; otherwise it is left out.
-    """
+    """Returns the folders that a started process imports from, the current one first if it runs the user's code."""
     here = os.getcwd()
     others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here]
     return list(dict.fromkeys([*([here] if with_current_folder else []), *others, str(ROOT)]))

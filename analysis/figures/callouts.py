@@ -45,13 +45,7 @@ def callout_annotations(
     axes: Axes,
     bars: Sequence[tuple[float, float, float]] = (),
 ) -> list[dict[str, Any]]:
-    """Returns an annotation for each callout, with a thin line to its point.
-
-    Args:
-        callouts: Labels, the most important first.
-        steps: Corners of a line, horizontal then vertical, not to cover.
-        bars: Vertical lines not to cover, each as x and its two ends.
-    """
+    """Returns an annotation for each callout, the most important first, with a thin line to its point."""
     labels = [
         Label(*axes.pixel(c.x, c.y), max(map(len, c.lines), default=0) * _CHAR_PX + 6, len(c.lines) * _LINE_PX + 4)
         for c in callouts

@@ -103,14 +103,7 @@ def checked(values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append(path: Path, text: str, unique: str = "") -> None:
-    """Appends a line to the log. Durable on return; safe from several processes on one host.
-
-    Args:
-        unique: A part of the text that no line of the log may contain yet.
-
-    Raises:
-        RecordsError: A line of the log contains `unique`, or the log is not a regular file.
-    """
+    """Appends a line to the log, durably and safely from several processes; raises RecordsError if one holds `unique`."""
     line = sealed(text).encode() + b"\n"
     is_new = not path.exists()
     with _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
@@ -131,15 +124,7 @@ def append(path: Path, text: str, unique: str = "") -> None:
 
 
 def recover(path: Path) -> str | None:
-    """Moves an incomplete line, left by a killed writer or a power failure, from the end of the log to a file of its own.
-
-    Returns:
-        A sentence for the user; None if the log is whole or missing.
-
-    Raises:
-        RecordsError: The log is not a regular file.
-        OSError: The log is not writable.
-    """
+    """Moves a torn last line out of the log; returns a sentence, or None if nothing was torn."""
     if not path.exists():
         return None
     with _opened(path, os.O_RDWR | os.O_APPEND) as descriptor:

@@ -54,14 +54,7 @@ def _refuse_symbolic_graphs(where: str, mode: Mode | None, dynamic: Dynamic | No
 
 
 def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
-    """Parses parts by name from a mapping of mappings, a mapping with dotted names (`encoder.mode`), or pairs.
-
-    Returns:
-        The parts whose settings differ from the whole, sorted by name; None if there are none.
-
-    Raises:
-        SettingsError: another type, or an unknown field.
-    """
+    """Returns parts that differ from the whole, by name, from mappings or dotted names (`encoder.mode`); None for none."""
     names = [f.name for f in fields(PartSettings)]
     found: dict[str, dict[str, Any]] = {}
     for name, value in as_mapping("parts", values).items():

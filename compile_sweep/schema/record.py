@@ -401,12 +401,7 @@ class WarmStart(AttemptRecord):
 
 
 def append(folder: Path, record: AttemptRecord) -> None:
-    """Appends the record to its log in the folder. Durable on return; safe from several processes on one host.
-
-    Raises:
-        RecordsError: `read` would refuse the record, or one with its trial_id is already in the log.
-        OSError: The log cannot be written.
-    """
+    """Appends the record to its log in the folder, as `journal.append` does; raises RecordsError for a doubled trial_id."""
     text = record.to_json()
     type(record).from_json(text)
     named = json.dumps({"trial_id": record.trial_id}, ensure_ascii=False, separators=(",", ":"))[1:-1]
@@ -420,12 +415,7 @@ def recover(folder: Path) -> list[str]:
 
 
 def read(folder: Path) -> list[TrialRecord]:
-    """Reads every trial's record of the folder, in order; empty if there is no log yet.
-
-    Raises:
-        RecordsError: A line is not a whole record, cannot be true, repeats the trial_id of an earlier line, or is of another
-            workload or environment than the sweep; the message says which.
-    """
+    """Reads every trial's record of the folder, in order; a RecordsError says which line is damaged or not of this sweep."""
     path = folder / TRIALS_FILE
     found = journal.read(path, TrialRecord.from_json, TrialRecord.what)
     sweep = _sweep(folder)

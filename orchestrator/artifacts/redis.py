@@ -33,15 +33,7 @@ _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
 
 
 def environment_for(location: str, tag: str = "") -> dict[str, str]:
-    """Returns the environment variables that make a process's compiler use the server; set them before torch is imported.
-
-    Args:
-        location: redis:// or rediss:// (TLS), as in `redis://:password@host:6379/0`.
-        tag: Becomes part of every key: facts that make artifacts wrong elsewhere and that torch's own keys lack.
-
-    Raises:
-        CacheError: The URL is not valid, or the Redis client is not installed, in which case torch would silently skip the cache.
-    """
+    """Returns the variables with which torch, not yet imported, uses a Redis server; CacheError for an invalid address."""
     try:
         parts = urlsplit(location)
         port = parts.port

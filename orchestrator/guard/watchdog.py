@@ -145,12 +145,7 @@ def kill_marked(marker: str, variable: str = ATTEMPT_MARKER, sessions: Collectio
 
 
 def find_marked(marker: str, variable: str = ATTEMPT_MARKER, sessions: Collection[int] = ()) -> list[int]:
-    """Returns the IDs of the processes on this host that carry the marker or are in one of the Unix sessions, without this one.
-
-    Args:
-        sessions: IDs of Unix sessions. They also identify processes that have overwritten their environment block with a title,
-            as `setproctitle` does.
-    """
+    """Returns the IDs of other processes of this host that carry the marker or, whatever their title, are in such a session."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

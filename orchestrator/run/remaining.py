@@ -100,12 +100,7 @@ MOST_ROUNDS = 3
 
 
 def disturbed_members(front: Sequence[str], done: Sequence[TrialRecord], *, side_by_side: bool) -> list[TrialRecord]:
-    """Returns the records of front members whose figures were disturbed by other work on their host or GPU.
-
-    Args:
-        front: Settings keys of the front, computed as if noisy trials were valid and trials that shared their GPU were eligible.
-        side_by_side: Whether trials ran next to others. A trial that was noisy alone is not repeated.
-    """
+    """Returns records of the front's members that other work disturbed; side by side, noisy ones too."""
     records = standing(done)
 
     def is_disturbed(record: TrialRecord) -> bool:

@@ -88,15 +88,7 @@ def read_table(folder: Path) -> Table:
 
 
 def write_table(sweep: Path, folder: Path) -> Table:
-    """Makes a table from a sweep's folder.
-
-    Args:
-        folder: The table's folder; created if necessary, and an existing table there is replaced.
-
-    Raises:
-        RecordsError: The sweep cannot be a table, for the reasons of `read_table`.
-        SweepFolderError: The folder is not writable, or holds a sweep whose records would be replaced.
-    """
+    """Makes a table of a sweep in a folder, replacing the one there; RecordsError if the sweep cannot be one."""
     read_table(sweep)
     if folder.resolve() == sweep.resolve() or "config" in (_described(found) if (found := folder / SWEEP_FILE).is_file() else ()):
         raise SweepFolderError(f"{folder} holds a sweep, of which a table keeps only a part; name another folder for the table")

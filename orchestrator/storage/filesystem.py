@@ -53,11 +53,7 @@ def opened(uri: str) -> tuple[FileSystem, str]:
 
 
 def refuse_no_folder(filesystem: FileSystem, root: str, *, to_write: bool = False) -> None:
-    """Raises an error if a local path is not a folder and cannot become one; other file systems always pass.
-
-    Raises:
-        OSError: The path, or the nearest existing folder above it, is a file, is not accessible, or is not writable.
-    """
+    """Raises OSError if a local path is not a folder that can be read or made; other file systems always pass."""
     if filesystem.type_name != "local":
         return
     for there in (path := Path(root or "/"), *path.parents):

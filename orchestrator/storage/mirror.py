@@ -165,13 +165,7 @@ class Storage:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Copies repeatedly while the block lasts, and once more when it ends, even by an error.
-
-        A storage that does not answer is retried and does not disturb the sweep.
-
-        Raises:
-            StorageError: At the end, if something could not be copied.
-        """
+        """Copies again and again in the block, and once more at its end; only then a storage that does not answer is an error."""
         ended = threading.Event()
 
         def follow() -> None:

@@ -85,14 +85,7 @@ _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 
 
 def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Iterator[Artifact]:
-    """Yields all artifacts in the folders, except libraries that were cut short.
-
-    Costs are not known here, and keys of guarded entries still lack their guards.
-
-    Args:
-        given: Artifacts that were restored there before the process began; those still present are yielded as given, without
-            being read.
-    """
+    """Yields all artifacts in the folders but libraries that were cut short; those `given` before are not read again."""
     known = {_place(artifact, folders): artifact for artifact in given if artifact.kind != ArtifactKind.CHOICES}
 
     def at(path: Path, kind: ArtifactKind, key: str) -> Artifact:
