@@ -45,6 +45,7 @@ class ReferenceStore:
     """
 
     folder: Path
+    """Created if it is missing, in a folder that exists."""
 
     def load(self, prepared: Prepared, batches: Sequence[Batch], eager: Trajectory) -> References | None:
         """Returns the kept runs that a trial would make itself, with its own run A; None if there are none."""
@@ -75,8 +76,8 @@ class ReferenceStore:
         }
         with suppress(Exception):  # a full disk, or tensors without plain bytes
             path = self._path(prepared, batches)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
+            self.folder.mkdir(exist_ok=True)  # but not the sweep's folder, which someone may have removed
+            descriptor, unfinished = tempfile.mkstemp(dir=self.folder)
             os.close(descriptor)
             try:
                 torch.save(kept, unfinished)

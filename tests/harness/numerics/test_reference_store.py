@@ -127,3 +127,13 @@ def test_a_damaged_file_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert trials.made == 2
     assert trials.check(Toy("only", 0)).status is NumericsStatus.OK
     assert trials.made == 0
+
+
+def test_a_folder_of_a_sweep_that_was_removed_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tmp_path / "sweep"
+    trials = Trials(monkeypatch, sweep / ".eager-runs")
+    trials.check(Toy("only", 0))
+    assert not sweep.exists()
+    sweep.mkdir()
+    trials.check(Toy("only", 0))
+    assert len(list((sweep / ".eager-runs").iterdir())) == 1
