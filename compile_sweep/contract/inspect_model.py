@@ -118,14 +118,22 @@ def facts_of_blocks(blocks: Mapping[nn.Module, Sequence[str]]) -> dict[str, Any]
 
 
 def model_facts(workload: Workload) -> dict[str, Any]:
-    """Returns the fields of `WorkloadFacts` that follow from the model, built without values; few if it cannot be built so."""
+    """Returns the fields of `WorkloadFacts` that follow from the model; few if it cannot be built.
+
+    It is built without values, or with them where that fails, or where blocks are found only by running it.
+    """
     facts: dict[str, Any] = {"autocasts": workload.autocast_dtype(torch.device("cuda")) is not None}
-    try:
-        with torch.device("meta"):
-            model = type(workload)(workload.size, workload.seed).build_model()
-        return {**facts, **facts_of_blocks({model: workload.regions(model)})}
-    except Exception:  # a user's functions may raise anything, and no plan requires these facts
-        return facts
+    for device in ("meta", "cpu"):
+        try:
+            other = type(workload)(workload.size, workload.seed) if device == "meta" else workload  # makes batches with values
+            with torch.device(device):
+                model = other.build_model()
+            blocks = other.regions(model)
+        except Exception:  # a user's functions may raise anything, and no plan requires these facts
+            continue
+        if blocks or device == "cpu":
+            return {**facts, **facts_of_blocks({model: blocks})}
+    return facts
 
 
 def batch_lengths(workload: Workload) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from stacks import CPU, SHORT, Layer, Scale, Stack, loss_of, made, measured, row
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.inspect_model import regional_share, repeated_blocks
+from compile_sweep.contract.inspect_model import model_facts, regional_share, repeated_blocks
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -406,3 +406,33 @@ def test_a_plain_loop_and_a_trainer_apply_exported_settings() -> None:
         if scope == "regional":  # a trainer is given the model itself, compiled in place
             assert all("forward" in vars(block) for block in model.transformer.h)
             torch.testing.assert_close(model(**batch).loss, expected)
+
+
+class Reused(nn.Module):
+    """One layer that is called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Layer())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.inner(self.inner(self.inner(hidden)))  # type: ignore[no-any-return]
+
+
+class WithRates(Stack):
+    """Reads numbers from a tensor as it is made, as models with stochastic depth do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 2)]
+
+
+@pytest.mark.parametrize(("model_fn", "has_blocks"), [(lambda: nn.Linear(4, 4), False), (Reused, True), (WithRates, True)])
+def test_whether_there_are_blocks_is_known_where_batches_draw_their_length(
+    model_fn: Callable[[], nn.Module], has_blocks: bool
+) -> None:
+    def drawn(number: int) -> dict[str, Tensor]:
+        return {"hidden": torch.randn(2, int(torch.randint(3, 9, ())), 4)}
+
+    facts = model_facts(WorkloadFromModel(model_fn, drawn, loss_of, num_batches=3)())
+    assert facts["has_blocks"] is has_blocks
