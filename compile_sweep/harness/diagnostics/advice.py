@@ -197,7 +197,8 @@ def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) 
         yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
     for series in fold_recompiles(recompiles)[:_SHORT]:
         cause = cause_of_series(series, breaks, recompiles)
-        advice = explain_recompiles(series, lengths, breaks, recompiles) if lengths else cause.advice if cause else None
+        short = named_advice(cause, series) if cause else None
+        advice = explain_recompiles(series, lengths, breaks, recompiles) if lengths else short
         yield from _with_advice(f"recompile: {series.text}", advice)
 
 

@@ -205,7 +205,7 @@ def _in_other_order(
 
 def _has_rows(batch: Batch, name: str) -> bool:
     tensor = batch.inputs[name]
-    return tensor.dim() > 0 and tensor.size(0) == batch.samples
+    return tensor.layout is torch.strided and tensor.dim() > 0 and tensor.size(0) == batch.samples
 
 
 def _permuted(batch: Batch, names: Sequence[str], parts: int) -> Batch:

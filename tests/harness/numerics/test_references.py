@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from toy_workloads import Toy, ToyModel
 
 from compile_sweep.contract.base import Batch
+from compile_sweep.harness.numerics import references
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
 from compile_sweep.harness.numerics.references import References, build_model_on, eager_reference, record_run, run_references
 from compile_sweep.harness.numerics.trajectory import Trajectory
@@ -187,3 +188,8 @@ def test_rows_are_in_another_order_wherever_the_loss_does_not_depend_on_it(kind:
     found = references_of(kind)
     assert found.eager.random is (kind is DropsWhileItTrains)
     assert [run.losses for run in found.permuted] != [run.losses for run in trained_alike(kind, found)]
+
+
+def test_sparse_tensors_keep_the_order_of_their_rows() -> None:
+    batch = Batch(inputs={"edges": torch.eye(4).to_sparse(), "x": torch.ones(4, 2)}, length=1, samples=4, tokens=4)
+    assert [name for name in batch.inputs if references._has_rows(batch, name)] == ["x"]
