@@ -142,9 +142,10 @@ class Discovery:
     @property
     def micro_steps(self) -> int:
         """Number of calls per step of the least-called module: more than one with gradient accumulation."""
-        if not self.targets or not self.num_steps:
+        steps = self.num_backward if self.steps_by_backward else self.num_steps
+        if not self.targets or not steps:
             return 1
-        return max(1, round(min(target.calls for target in self.targets) / self.num_steps))
+        return max(1, round(min(target.calls for target in self.targets) / steps))
 
     @property
     def primary(self) -> Target:
@@ -183,11 +184,13 @@ class Discovery:
     def settle(self) -> None:
         """Decides which of the modules called so far are targets."""
         held = {id(weights) for optimizer in self._holders() for group in optimizer.param_groups for weights in group["params"]}
-        self.targets = [
-            target
-            for target in self._called.values()
-            if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
-        ]
+        self.targets = _without_parts(
+            [
+                target
+                for target in self._called.values()
+                if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
+            ]
+        )
         self.loss_modules = [module for module in self.loss_modules if module not in self._called]
         for target in self.targets:
             self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
@@ -238,6 +241,20 @@ class Discovery:
         kind = target.device.type
         target.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return target
+
+
+def _without_parts(targets: list[Target]) -> list[Target]:
+    """Returns the targets, of a module and its parts only what is called more often: others may only have been tried once."""
+    if len(targets) < 2:
+        return targets
+    parts = {id(target): set(target.module.modules()) - {target.module} for target in targets}
+
+    def is_left_out(target: Target) -> bool:
+        around = (other for other in targets if target.module in parts[id(other)] and other.calls >= target.calls)
+        inside = (other for other in targets if other.module in parts[id(target)] and other.calls > target.calls)
+        return any(around) or any(inside)
+
+    return [target for target in targets if not is_left_out(target)]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
