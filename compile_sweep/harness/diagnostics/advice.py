@@ -138,7 +138,7 @@ def _named(source: str) -> str:
     """Extracts the name that a person gave an argument from Dynamo's path to it."""
     if not re.fullmatch(r"[\w.\[\]']+", source):
         return source
-    names = re.findall(r"\['(\w+)'\]|\.(\w+)|^(\w+)$", source)
+    names = re.findall(r"\['([\w.]+)'\]|\.(\w+)|^(\w+)$", source)
     words = [word for found in names for word in found if word and word not in ("self", "kwargs")]
     return ".".join(words) or source
 

@@ -139,3 +139,9 @@ def test_a_size_the_code_compares_with_is_told_apart() -> None:
 def test_a_finding_has_the_advice_that_usually_helps(of: Callable[[str], str | None], finding: str, words: str | None) -> None:
     found = of(finding)
     assert found is None if words is None else found is not None and words in found
+
+
+def test_a_tensor_inside_a_list_of_a_batch_is_named_in_full() -> None:
+    recompile = "forward (m.py:42): tensor 'batch['1.0.boxes']' size mismatch at index 0. expected 1, actual 3"
+    series = RecompileSeries.of(Recompile.parse(recompile))
+    assert "dimension 0 of 1.0.boxes changed from 1 to 3" in advice.explain_recompiles(series, lengths("scope=full"))
