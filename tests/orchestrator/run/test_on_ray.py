@@ -264,7 +264,7 @@ def test_two_workers_of_a_standing_group_measure_together_in_fresh_processes_and
         """Returns the figures, and the IDs of the processes that measured them."""
         settings = CompileSettings.parse(f"{further},padding=longest,pad_multiple={multiple}")
         assignment = Assignment(plan=plan, trial_id=f"{number:03d}-a", settings=settings)
-        figures = group.run(assignment, f"{assignment.trial_id}-f00")
+        figures = group.run(assignment, f"{assignment.trial_id}-{os.getpid()}")  # this marks what an attempt kills at its end
         logs = [assignment.log_file(rank).read_text() for rank in range(2)]
         return figures, [int(log.split("process ")[1].split()[0]) for log in logs]
 
