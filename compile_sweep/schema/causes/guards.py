@@ -167,12 +167,12 @@ GUARDS = (
         f"a Python integer changes: {_IN_A_BUFFER}; or let it vary, also where it begins a slice, with "
         "dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; "
         "if it selects a branch or a module, select it outside compiled code",
-        guard=r"\S+ == -?\d+(?![\d.])",
+        guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.])",
     ),
     Cause(
         "Python number that changes",
         f"a Python number changes from step to step: hand it in as a tensor, or {_IN_A_BUFFER}",
-        guard=r".* == -?\d|___normalize_count_iter",
+        guard=r"(?!.*\.size\(\)\[).* == -?\d|___normalize_count_iter",
     ),
     Cause(
         "number of each block",

@@ -145,3 +145,9 @@ def test_a_tensor_inside_a_list_of_a_batch_is_named_in_full() -> None:
     recompile = "forward (m.py:42): tensor 'batch['1.0.boxes']' size mismatch at index 0. expected 1, actual 3"
     series = RecompileSeries.of(Recompile.parse(recompile))
     assert "dimension 0 of 1.0.boxes changed from 1 to 3" in advice.explain_recompiles(series, lengths("scope=full"))
+
+
+def test_a_condition_of_a_length_is_no_python_number() -> None:
+    guard = "forward (m.py:42): (batch['input_ids'].size()[1] % 2) == 0"
+    said = advice.explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths("scope=full"))
+    assert "dimension 1 of input_ids left the range" in said
