@@ -31,6 +31,7 @@ PARTS = {
     "warming-up": ("warm-up, compiling", "#D55E00"),
     "steady": ("timed steps", "#0072B2"),
     "checking": ("checking", "#E69F00"),
+    "eager-runs": ("eager runs, once a sweep", "#F0E442"),
     "done": ("publishing, ending", "#c9ccd1"),
     "start": ("warm start", "#009E73"),
     "lost": ("ended without a figure", "#B8649A"),

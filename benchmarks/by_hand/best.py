@@ -55,6 +55,19 @@ COMPILED: Mapping[str, Way] = {
 # Its guards create more graphs (docs/log.md).
 ONE_GRAPH = {"options": {"triton.mix_order_reduction": False, "shape_padding": False}}
 GROUPED = "scope=eager,padding=longest,group_window=100,attention=unmasked"
+_OF_IMAGES: Mapping[str, Way] = {
+    "eager": {},
+    "eager, fused, channels_last": {"words": ["--fused", "--channels-last"]},
+    "compiled, fused": {"words": ["--compile", "--fused"]},
+    "compiled, fused, channels_last": {"words": ["--compile", "--fused", "--channels-last"]},
+    "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+    "CUDA graphs, fused, channels_last": {
+        "words": ["--compile", "--fused", "--channels-last", "--mode", "reduce-overhead"],
+    },
+    "CUDA graphs, fused, channels_last, tuned": {
+        "words": ["--compile", "--fused", "--channels-last", "--mode", "max-autotune"],
+    },
+}
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "gpt2": {
         "eager": {},
@@ -97,17 +110,16 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
         "CUDA graphs, fused, tuned": {"words": ["--compile", "--fused", "--mode", "max-autotune"]},
     },
-    "convnext_script": {
+    "convnext_script": _OF_IMAGES,
+    "unet_script": _OF_IMAGES,
+    "bert_script": {
         "eager": {},
-        "eager, fused, channels_last": {"words": ["--fused", "--channels-last"]},
+        "eager, fused": {"words": ["--fused"]},
         "compiled, fused": {"words": ["--compile", "--fused"]},
-        "compiled, fused, channels_last": {"words": ["--compile", "--fused", "--channels-last"]},
-        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
-        "CUDA graphs, fused, channels_last": {
-            "words": ["--compile", "--fused", "--channels-last", "--mode", "reduce-overhead"],
-        },
-        "CUDA graphs, fused, channels_last, tuned": {
-            "words": ["--compile", "--fused", "--channels-last", "--mode", "max-autotune"],
+        "compiled, dynamic, fused": {"words": ["--compile", "--dynamic", "--fused"]},
+        "compiled, multiples of 64, fused": {"words": ["--compile", "--multiple", "64", "--fused"]},
+        "CUDA graphs, multiples of 64, fused": {
+            "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused"],
         },
     },
     "llama_script": {
@@ -123,6 +135,8 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "gpt2_script": (16, 2, _TINY_LANGUAGE),
     "convnext_script": (128, 2, {"width": 8, "depth": 1, "pixels": 64, "batch": 2, "classes": 5, "steps": 9}),
     "llama_script": (16, 4, _TINY_LANGUAGE),
+    "unet_script": (64, 2, {"width": 16, "pixels": 16, "batch": 2, "steps": 9}),
+    "bert_script": (32, 2, _TINY_LANGUAGE),
 }
 """Samples of a step of each script beside this file, those with a tiny model, and the words for that."""
 

@@ -202,6 +202,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         eager_steady_losses=_floats(found.window.eager_losses),
         gradient_check=gradient_check,
         store=run.store,
+        on_eager_runs=lambda: on_phase(Phase.EAGER_RUNS),
     )
     on_phase(Phase.DONE)
     return together(_summarized(run, warmup, found, diagnostics, numerics.to_dict(), source, findings, use))

@@ -81,8 +81,9 @@ class AttemptRecord:
     )
     wall_s: float = figure("the whole attempt, worker start included", unit="s", default=0.0)
     phases_s: dict[str, float] = figure(
-        "object: `wall_s` by the phase that worker 0 was in: `starting`, `building`, `warming-up`, `steady`, `checking`, and "
-        "`done` for publishing, `--largest-batch` and ending",
+        "object: `wall_s` by the phase that worker 0 was in: `starting`, `building`, `warming-up`, `steady`, `checking`, "
+        "`eager-runs` for runs that numbers are compared with, if it made them, and `done` for publishing, `--largest-batch` and "
+        "ending",
         unit="s",
         default=dict,
         missing="the progress is not known; records from before there was the field",

@@ -36,6 +36,8 @@ class Phase(StrEnum):
     WARMING_UP = "warming-up"
     STEADY = "steady"
     CHECKING = "checking"
+    EAGER_RUNS = "eager-runs"
+    """The eager runs that numbers are compared with, which a sweep makes once."""
     DONE = "done"
 
 

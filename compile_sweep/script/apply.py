@@ -24,7 +24,14 @@ from compile_sweep.contract.installed_torch import config_module
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS
-from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
+from compile_sweep.harness.source_runtime import (
+    checkpointed,
+    graphed_step,
+    marked_forward,
+    match_gradient_strides,
+    nested,
+    with_own_code,
+)
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -240,6 +247,8 @@ def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimize
         elif settings.optimizer is OptimizerKind.FUSED:
             if not _make_fused(optimizer):
                 missed.append(f"{type(optimizer).__name__} has no fused implementation here and runs as the script has it")
+            elif settings.memory_format is not None:
+                match_gradient_strides(optimizer)
         else:
             _make_foreach(optimizer)
     return missed

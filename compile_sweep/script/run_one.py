@@ -36,7 +36,7 @@ from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.processes import ELSEWHERE
 from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import FUNCTIONAL, NO_OPTIMIZER, Kind, Session, Stop, leave
-from compile_sweep.script.trial import BUNDLE, TRAINED_ELSEWHERE
+from compile_sweep.script.trial import BUNDLE, RUNS_AT_ONCE, TRAINED_ELSEWHERE
 
 LEAVING_S = 10.0
 """Seconds that the script's `finally` blocks may take once everything is measured."""
@@ -77,6 +77,7 @@ class Reporter:
         found: dict[str, Any] = {
             "findings": session_results.findings(session),
             "facts": numerics.facts_of(session.found),
+            "fits_side_by_side": session.kind is Kind.MEASURED and _fits_side_by_side(session),
             "has_blocks": any(target.blocks for target in session.found.compiled),
         }
         if session.trajectory is not None:
@@ -109,6 +110,14 @@ class Reporter:
         with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(values, file)
         os.replace(written, self._folder / name)
+
+
+def _fits_side_by_side(session: Session) -> bool:
+    """Tells whether `RUNS_AT_ONCE` runs like this one fit the GPU's memory, with a tenth of it to spare."""
+    if session.device.type != "cuda" or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return False
+    needed = RUNS_AT_ONCE * (session.peaks.reserved_bytes or session.peaks.tensors_bytes or 0)
+    return 0 < needed < 0.9 * torch.cuda.get_device_properties(session.device).total_memory
 
 
 def main(assignment: Path) -> None:

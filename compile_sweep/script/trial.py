@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,9 @@ BUNDLE = "bundle"
 
 TRAINED_ELSEWHERE = "trained-elsewhere"
 """File in a run's folder with the sentence about a process of the script's that trains."""
+
+RUNS_AT_ONCE = 3
+"""Maximum number of eager runs side by side, on a GPU with room for them: most of each is starting and building the model."""
 
 MAX_WRITTEN_BYTES = 50 * 2**30
 """Maximum bytes that a script may write in a trial."""
@@ -195,8 +199,8 @@ class ScriptTrial:
             OutOfTime: The time for it was used up.
         """
         with self._only_one():
-            told = self._references(outcome["facts"])
-        return _judged(folder, self._eager_runs, outcome, told, findings) if self.is_first else {}
+            self._make_references(outcome["facts"]["draws"], side_by_side=outcome["fits_side_by_side"] and not self.job.in_place)
+        return _judged(folder, self._eager_runs, outcome, findings) if self.is_first else {}
 
     def run_once(self, folder: Path) -> dict[str, Any]:
         """Measures the settings without judging their numbers; returns the outcome. The recording stays in `folder`."""
@@ -296,28 +300,40 @@ class ScriptTrial:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _references(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes missing eager runs; returns facts about all of them."""
+    def _make_references(self, draws: bool, *, side_by_side: bool) -> None:
+        """Makes missing eager runs.
+
+        Args:
+            draws: Whether the forward draws random numerics.
+            side_by_side: Whether several may run at once; any that fails then runs again alone.
+        """
         from compile_sweep.script.numerics import EAGER_RUNS
 
-        eager = CompileSettings(scope=Scope.EAGER)
-        for kind, count in EAGER_RUNS.items():
-            for number in range(count(facts["draws"])):
-                written = self._eager_runs / f"{kind}-{number}"
-                if not self.agree(not written.exists()):
-                    continue
-                seed = 0 if kind != "perturbed" else number + 1
-                with tempfile.TemporaryDirectory(dir=self.base, prefix="eager-") as folder:
-                    self._once(Path(folder), kind, eager, forward_seed=seed)
-                    if self.is_first:
-                        shutil.move(Path(folder) / "trajectory", self._eager_runs / "new")
-                        os.replace(self._eager_runs / "new", written)
-        return dict(facts)
+        runs = [(kind, number) for kind, count in EAGER_RUNS.items() for number in range(count(draws))]
+        missing = [run for run in runs if self.agree(not self._eager_run_file(*run).exists())]
+        if missing:
+            self.on_phase(Phase.EAGER_RUNS)
+        if side_by_side:
+            with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
+                ended = [pool.submit(self._eager_run, *run) for run in missing]
+            missing = [run for run, one in zip(missing, ended, strict=True) if one.exception() is not None]
+        for run in missing:
+            self._eager_run(*run)
+
+    def _eager_run_file(self, kind: str, number: int) -> Path:
+        return self._eager_runs / f"{kind}-{number}"
+
+    def _eager_run(self, kind: str, number: int) -> None:
+        with tempfile.TemporaryDirectory(dir=self.base, prefix="eager-") as folder:
+            seed = 0 if kind != "perturbed" else number + 1
+            self._once(Path(folder), kind, CompileSettings(scope=Scope.EAGER), forward_seed=seed)
+            if self.is_first:
+                new = self._eager_runs / f"new-{kind}-{number}"
+                shutil.move(Path(folder) / "trajectory", new)
+                os.replace(new, self._eager_run_file(kind, number))
 
 
-def _judged(
-    folder: Path, references: Path, outcome: Mapping[str, Any], facts: Mapping[str, Any], findings: list[str]
-) -> dict[str, Any]:
+def _judged(folder: Path, references: Path, outcome: Mapping[str, Any], findings: list[str]) -> dict[str, Any]:
     from compile_sweep.harness.numerics.check import judge
     from compile_sweep.script import numerics
 
@@ -330,7 +346,7 @@ def _judged(
         )
     judged = judge(
         numerics.load(folder / "trajectory"),
-        numerics.references(eager, again, perturbed, facts["rounding"]),
+        numerics.references(eager, again, perturbed, outcome["facts"]["rounding"]),
         outcome["losses"],
         gradient_check=_gradient_check(outcome["gradient_check"]),
     )

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
-from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 
@@ -37,6 +37,9 @@ _OPTIMIZER_S = 40.0
 (docs/results/h200-captioning).
 """
 
+_LATER_START_S = 5.0
+"""Longest start of a trial that is not a sweep's first: it is forked from a process with torch, in 3 s on an H200."""
+
 _LEAST_COMPILE_S = 1.0
 """Minimum compile time, also of eager: libraries load and choose kernels at a length's first steps."""
 
@@ -58,7 +61,7 @@ def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[T
     """
     graphs = settings.num_graphs(facts.max_length, facts.min_length)
     like = [
-        record.wall_s + (_not_compiled_s(record) if cold else 0.0)
+        later_wall_s(record.wall_s, record.phases_s) + (_not_compiled_s(record) if cold else 0.0)
         for record in done
         if record.status is Status.OK
         and (other := _parsed(record.settings_key)).scope is settings.scope
@@ -70,7 +73,8 @@ def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[T
         return statistics.median(like)
     compiling = guessed_compile_s(settings, facts) * _pace(done, facts)
     recording = recording_s(settings, ((_parsed(record.settings_key), record.compile_phases_s) for record in done))
-    return rest_s((record.compile_s, record.wall_s) for record in done) + compiling + recording
+    rest = rest_s((record.compile_s, later_wall_s(record.wall_s, record.phases_s)) for record in done)
+    return rest + compiling + recording
 
 
 _parsed = lru_cache(maxsize=4096)(CompileSettings.parse)
@@ -135,6 +139,12 @@ def rest_s(done: Iterable[tuple[float | None, float]]) -> float:
     """Returns the seconds of a trial without compiling: the median of trials that compiled to the end, or a typical value."""
     rests = [wall_s - compile_s for compile_s, wall_s in done if compile_s is not None and wall_s > compile_s]
     return statistics.median(rests) if rests else _OVERHEAD_S
+
+
+def later_wall_s(wall_s: float, phases_s: Mapping[str, float]) -> float:
+    """Returns the part of a trial's seconds that a like one takes later in its sweep, without imports and eager runs."""
+    imports_s = max(0.0, phases_s.get(Phase.STARTING, 0.0) - _LATER_START_S)
+    return wall_s - imports_s - phases_s.get(Phase.EAGER_RUNS, 0.0)
 
 
 def expected_warm_start_s(settings: CompileSettings, done: Sequence[TrialRecord]) -> float:

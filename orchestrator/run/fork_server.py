@@ -64,6 +64,8 @@ class Setup:
     use_gpu: bool
     core_shares: tuple[int, int | None] = (1, None)
     """Number of shares that the host's cores are divided into, and the share to prefer, if any."""
+    runs_scripts: bool = False
+    """Whether it also imports what measures a script."""
     imports: tuple[str, ...] = ()
     """Import statements to execute; one that fails is left to the forked process."""
 
@@ -303,11 +305,22 @@ def script_order(assignment: Path, folder: str, environment: Mapping[str, str], 
 
 
 def forks_of_scripts(log: Path, marker: str, cpus: tuple[int, ...]) -> StartRun:
-    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now."""
-    server = ServerInside(cpus)
+    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now, `RUNS_AT_ONCE` at most.
+
+    Args:
+        log: What runs print to unless they have files of their own.
+        marker: Identifies the attempt's processes.
+        cpus: The logical CPUs that this process is bound to.
+    """
+    from compile_sweep.script.trial import RUNS_AT_ONCE
+
+    servers = [ServerInside(cpus) for _ in range(RUNS_AT_ONCE)]
+    choosing = threading.Lock()
 
     def start(run: Path, folder: str, environment: Mapping[str, str], own_log: Path | None) -> ForkedScriptRun:
-        return ForkedScriptRun(server, script_order(run, folder, environment, own_log or log, marker=marker))
+        with choosing:
+            server = next((server for server in servers if server.is_alive), servers[0])
+            return ForkedScriptRun(server, script_order(run, folder, environment, own_log or log, marker=marker))
 
     return start
 
@@ -355,6 +368,8 @@ def _preload(setup: Setup, parent: int, answers: int) -> None:
     os.environ.setdefault(_NVML_CHECK, "1")
     gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     worker.import_harness()
+    if setup.runs_scripts:
+        import compile_sweep.script.run_one  # noqa: F401
     why = _why_not_imported(setup) if setup.imports_users_code else None
     freeze_imports()
     if asks_cuda:
@@ -383,8 +398,9 @@ def _why_not_imported(setup: Setup) -> str | None:
         return "it starts threads"
     if _children():
         return "it starts processes"
-    if _open_files() - files:
-        return "it leaves files open"
+    # Devices do not count: whether CUDA's still work is tried in a child.
+    if opened := {one for one in _open_files() - files if not one.partition(" ")[2].startswith("/dev/")}:
+        return f"it leaves files open, such as {min(opened).partition(' ')[2]}"
     if not _a_child_can_compute(use_gpu=setup.use_gpu):
         return "a forked process could not compute after it"
     return None

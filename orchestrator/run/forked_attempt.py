@@ -57,9 +57,11 @@ class Servers:
 
     def server_of(self, job: ScriptJob, setup: Setup, environment: Mapping[str, str]) -> ForkServer:
         """Returns a server that has imported what a script begins with, with the same variables as for `server_for`."""
-        imports = ("import compile_sweep.script.run_one", *leading_imports(job))
         offline = {} if job.in_place else OFFLINE
-        return self.server_with(replace(setup, imports=imports), {**environment, "PYTHONHASHSEED": str(job.seed), **offline})
+        return self.server_with(
+            replace(setup, runs_scripts=True, imports=leading_imports(job)),
+            {**environment, "PYTHONHASHSEED": str(job.seed), **offline},
+        )
 
     def server_with(self, setup: Setup, environment: Mapping[str, str]) -> ForkServer:
         """Returns a server of this kind, with the same variables as for `server_for`."""

@@ -21,7 +21,7 @@ from compile_sweep.schema.choices import MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
-from orchestrator.plan.estimates import compile_pace, guessed_compile_s, recording_s, rest_s, without_recording
+from orchestrator.plan.estimates import compile_pace, guessed_compile_s, later_wall_s, recording_s, rest_s, without_recording
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, kind_of, levers_of
@@ -56,6 +56,9 @@ _NOISE = 0.01
 
 LEAST_GAIN = 0.003
 """Expected improvement below which no setting is worth trying: less than repeated measurements differ by."""
+
+_WORTH_A_RISK = 0.02
+"""Least expected log gain of a lever in the first compiled settings, which pull many levers at once: any could fail them all."""
 
 _STRAY_FAILURES = 0.1
 """Fraction of settings that fail although each of their levers works."""
@@ -106,7 +109,7 @@ class LeverModel:
         gains = [sum(self.expected(Lever(*item), levers).log_gain for item in levers.items()) for levers in self.levers]
         self._means: Floats = np.array(gains) + _PER_TOKEN * self._saved
         self.is_promising = np.array([self._wins(levers) for levers in self.levers])
-        """For each candidate, whether all of its levers are expected to gain; scope and lengths do not count."""
+        """For each candidate, whether all of its levers are expected to gain enough; scope and lengths do not count."""
         self._spreads: Floats = np.array([self._expected[lever, True].spread for lever in self.known])
 
     def expected(self, lever: Lever, levers: Mapping[str, str]) -> Expectation:
@@ -155,7 +158,7 @@ class LeverModel:
 
     def _wins(self, levers: Mapping[str, str]) -> bool:
         chosen = (Lever(*item) for item in levers.items() if item[0] not in ("scope", *_OF_LENGTHS))
-        return all(self.expected(lever, levers).log_gain > 0 for lever in chosen)
+        return all(self.expected(lever, levers).log_gain >= _WORTH_A_RISK for lever in chosen)
 
 
 class LeverSearch:
@@ -221,7 +224,7 @@ class LeverSearch:
         self._tried[place] = is_usable or record["status"] == Status.STOPPED
         if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:
             self._speeds[place] = speed
-        wall_s = max(figure(record, "wall_s") or 0.0, 1e-3)
+        wall_s = max(later_wall_s(figure(record, "wall_s") or 0.0, record.get("phases_s") or {}), 1e-3)
         self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
 
     def _learn(self, model: Mapping[str, Any]) -> None:

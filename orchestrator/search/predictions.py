@@ -13,7 +13,7 @@ from compile_sweep.schema.objectives import Aims, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.pareto import Losses, extended, reference_point
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.plan.estimates import guessed_compile_s, rest_s
+from orchestrator.plan.estimates import guessed_compile_s, later_wall_s, rest_s
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
 from orchestrator.search.surrogate import NODES, WEIGHTS, Posterior, Scale, likeness
@@ -103,7 +103,7 @@ class Outlook:
             codes=self._candidates.encode(setting),
             guessed_compile_s=guessed_compile_s(setting, self._facts),
             compile_s=figure(record, "compile_s"),
-            wall_s=max(figure(record, "wall_s") or 0.0, 1e-3),
+            wall_s=max(later_wall_s(figure(record, "wall_s") or 0.0, record.get("phases_s") or {}), 1e-3),
             is_usable=is_usable,
             failure=self._failure(record, has_figures=losses is not None),
             figures=None

@@ -54,7 +54,7 @@ def test_phases_come_in_order_and_figures_agree_with_each_other() -> None:
     phases: list[Phase] = []
     settings = CompileSettings.parse("scope=eager")
     found = measure(prepare(Toy("only", 0), settings, CPU), protocol=SHORT, on_phase=phases.append)
-    assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE]
+    assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.EAGER_RUNS, Phase.DONE]
     assert found.steady_steps == len(found.step_ms) == 3 * Toy.pool_batches
     assert found.warmup_steps == 2 + 2  # two compared, one length visited twice
     assert found.step_ms_median == pytest.approx(statistics.median(found.step_ms), abs=1e-3)

@@ -18,7 +18,7 @@ import pytest
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsage, gather_artifacts, restore_artifacts
 from compile_sweep.schema.outcome import Phase, judge_measurement
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import place_of, print_from_script, run_script
@@ -50,10 +50,40 @@ def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder:
     assert found["numerics"]["gradient_check"]["outcome"] == "ok"
     assert found["pipeline"] == "script"
     assert found["findings"][0].startswith("module model: Net")
-    assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE]
+    assert phases == [Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.EAGER_RUNS, Phase.DONE]
     assert sorted(path.name for path in trial.references.iterdir()) == ["again-0", "eager-0", "lock", "perturbed-0"]
     assert list(trial.base.iterdir()) == []
     assert files_of(folder) == before
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alone(
+    fits: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_at_once, calls = Barrier(3, timeout=20), list[str]()
+
+    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0) -> None:
+        assert settings.scope is Scope.EAGER
+        calls.append(kind)
+        if fits and len(calls) <= 3:
+            all_at_once.wait()
+            if kind == "again":
+                raise RunFailed("torch.OutOfMemoryError", "out of memory")
+        (base / "trajectory").write_text(f"{kind} {forward_seed}")
+
+    monkeypatch.setattr(ScriptTrial, "_once", once)
+    (base := tmp_path / "trial").mkdir()
+    job = ScriptJob.of("plain_loop.py", [], folder=str(folder))
+    trial = ScriptTrial(job=job, settings=CompileSettings(), base=base, references=tmp_path)
+    trial._make_references(draws=False, side_by_side=fits)
+    assert calls[3:] == (["again"] if fits else [])
+    assert {kind: (tmp_path / f"{kind}-0").read_text() for kind in calls} == {
+        "eager": "eager 0",
+        "again": "again 0",
+        "perturbed": "perturbed 1",
+    }
+    trial._make_references(draws=False, side_by_side=fits)
+    assert len(calls) == 3 + fits, "they are made once"
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
@@ -223,7 +253,7 @@ def test_two_workers_step_together_and_are_measured_as_one(
     assert first["graphs"] >= 1
     assert first["pipeline"] == "script"
     assert first["findings"][0].startswith("module model: ")
-    assert phases == ([Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.DONE],) * 2
+    assert phases == ([Phase.BUILDING, Phase.WARMING_UP, Phase.STEADY, Phase.CHECKING, Phase.EAGER_RUNS, Phase.DONE],) * 2
     assert (references / "eager-0").exists()
     assert files_of(folder) == before
     if script == "fsdp.py":

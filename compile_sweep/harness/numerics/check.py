@@ -112,9 +112,12 @@ def check_numerics(
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
     store: ReferenceStore | None = None,
+    on_eager_runs: Callable[[], None] = lambda: None,
 ) -> Numerics:
     """Runs the references that are not kept, and judges a compiled run. Needs as much memory as training in float32."""
     kept = store.load(prepared, batches, eager) if store is not None and eager is not None else None
+    if kept is None:
+        on_eager_runs()
     references = kept or run_references(prepared, batches, eager=eager)
     found = judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)
     if store is not None and kept is None and found.status is not NumericsStatus.EAGER_UNSTABLE:

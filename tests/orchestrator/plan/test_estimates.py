@@ -71,6 +71,16 @@ def test_what_a_trial_takes_beside_compiling_is_learnt_from_the_first_that_ended
     ), "it compiled a region in 10 s, where 21 were guessed"
 
 
+def test_imports_and_eager_runs_of_the_first_trial_are_not_expected_again() -> None:
+    # ConvNeXt on an H200: after 97 s of eager training, no other trial seemed to fit into 200 s.
+    phases_s = {"starting": 30.0, "building": 14.0, "steady": 2.0, "eager-runs": 51.0}
+    eager = CompileSettings.parse("scope=eager")
+    done = [replace(took("scope=eager", 97.0, 0.0), phases_s=phases_s)]
+    assert expected_s(eager, FACTS, done) == pytest.approx(21.0)
+    compiling = prior("scope=full") - prior("scope=eager") + 1.0
+    assert expected_s(CompileSettings.parse("scope=full"), FACTS, done) == pytest.approx(21.0 + compiling)
+
+
 def test_seconds_of_recording_cuda_graphs_say_nothing_about_compiling() -> None:
     graphed = "scope=regional,mode=reduce-overhead"
     # Captioning on an H200: 67 of 97 s recorded graphs; before, `full` was expected to take four times too long.
