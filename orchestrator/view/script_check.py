@@ -224,7 +224,8 @@ class _ScriptCheck:
             trial = self._trial(CompileSettings.from_dict(AS_WRITTEN), run.folder.parent, lambda phase: None)
             findings: list[str] = []
             try:
-                numbers = trial.judge_numbers(run.folder, run.outcome, findings)
+                alone = {**run.outcome, "fits_side_by_side": False}  # one process at a time forks runs here
+                numbers = trial.judge_numbers(run.folder, alone, findings)
             except RunFailed as error:
                 self.is_well = False
                 self._say(f"an eager run, which its numbers are compared with, does not work: {error.sentence}")
