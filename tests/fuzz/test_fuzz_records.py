@@ -44,6 +44,8 @@ def good(number: int = 1, **changes: Any) -> TrialRecord:
 
 START = WarmStart(trial_id="w", settings=SETTINGS[1].to_dict(), settings_key=SETTINGS[1].key, status=Status.OK, warm_start_s=3.0)
 LINE, START_LINE = good().to_json(), START.to_json()
+for text, kind in ((LINE, TrialRecord), (START_LINE, WarmStart)):  # whose annotations are evaluated once, by the first line
+    kind.from_json(text)
 FIELDS = {"trial": sorted(json.loads(LINE)), "warm-start": sorted(json.loads(START_LINE))}
 
 worth = values | st.lists(numbers, min_size=2, max_size=2) | st.dictionaries(texts, numbers, max_size=3)
