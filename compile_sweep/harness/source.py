@@ -292,8 +292,6 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f"    average = moving_average(model, {facts.average_decay})"
     if settings.keeps_gradients:
         yield "    keep_gradients(model)"
-    if settings.memory_format is not None and settings.optimizer is OptimizerKind.FUSED:
-        yield "    match_gradient_strides(optimizer)"
     if scaled:
         yield f'    scaler = torch.amp.GradScaler("{facts.device_type}", init_scale={_INITIAL_SCALE})'
         if settings.optimizer in COMPILED_OPTIMIZERS:

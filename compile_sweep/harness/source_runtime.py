@@ -122,24 +122,6 @@ def keep_gradients(model: torch.nn.Module) -> None:
             torch._dynamo.mark_static_address(parameter.grad)
 
 
-def match_gradient_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Gives gradients the strides of their weights before each step, as fused kernels require.
-
-    With channels_last, those of a 1 x 1 convolution may differ where a dimension has size 1; no memory is moved.
-    """
-    every = [one for group in optimizer.param_groups for one in group["params"]]
-    weights = [one for one in every if one.ndim > 1 and 1 in one.shape and not hasattr(one, "to_local")]
-
-    def match(*_: Any) -> None:
-        for weight in weights:
-            if weight.grad is not None and weight.grad.stride() != weight.stride():
-                strides = zip(weight.shape, weight.stride(), weight.grad.stride(), strict=True)
-                if all(size == 1 or mine == other for size, mine, other in strides):
-                    weight.grad = weight.grad.as_strided(weight.shape, weight.stride())
-
-    optimizer.register_step_pre_hook(match)
-
-
 def run_backward(loss: torch.Tensor) -> None:
     """The backward pass, to be compiled with what reduces gradients after it."""
     loss.backward()

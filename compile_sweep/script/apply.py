@@ -8,7 +8,7 @@ weights) include. Each class's forward gets a code object of its own, so that ki
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MethodType
@@ -28,7 +28,6 @@ from compile_sweep.harness.source_runtime import (
     checkpointed,
     graphed_step,
     marked_forward,
-    match_gradient_strides,
     nested,
     with_own_code,
 )
@@ -140,10 +139,7 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
 
     def guarded(call: Call) -> Call:
         def guarded_call(*args: Any, **kwargs: Any) -> Any:
-            for parameter in parameters:
-                if parameter.grad is not None and not getattr(parameter.grad, _OUTSIDE_GRAPHS, False):
-                    parameter.grad = parameter.grad.clone()
-                    setattr(parameter.grad, _OUTSIDE_GRAPHS, True)
+            _copy_gradients(parameters)
             return call(*args, **kwargs)
 
         return guarded_call
@@ -154,6 +150,13 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
 
 
 _OUTSIDE_GRAPHS = "_is_outside_graphs"
+
+
+def _copy_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None and not getattr(parameter.grad, _OUTSIDE_GRAPHS, False):
+            parameter.grad = parameter.grad.clone()
+            setattr(parameter.grad, _OUTSIDE_GRAPHS, True)
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
@@ -242,13 +245,13 @@ def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimize
     for optimizer in optimizers:
         if settings.as_written:
             continue
+        if settings.memory_format is not None:
+            _lay_out_state(optimizer)
         if settings.optimizer in COMPILED_OPTIMIZERS:
-            _compile_step(optimizer, settings)
+            _compile_step(optimizer, settings, is_only=len(optimizers) == 1)
         elif settings.optimizer is OptimizerKind.FUSED:
             if not _make_fused(optimizer):
                 missed.append(f"{type(optimizer).__name__} has no fused implementation here and runs as the script has it")
-            elif settings.memory_format is not None:
-                match_gradient_strides(optimizer)
         else:
             _make_foreach(optimizer)
     return missed
@@ -280,17 +283,41 @@ def _make_fused(optimizer: Optimizer) -> bool:
     return True
 
 
-def _compile_step(optimizer: Optimizer, settings: CompileSettings) -> None:
-    """Compiles the code below torch's hooks, which continue to run; schedulers find the step they expect."""
+def _lay_out_state(optimizer: Optimizer) -> None:
+    """Gives state and gradients the strides of their weights, which were reordered since: fused kernels refuse others."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            state = optimizer.state.get(weight, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                    state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+            if weight.grad is not None and weight.grad.stride() != weight.stride():
+                weight.grad = torch.empty_like(weight).copy_(weight.grad)
+
+
+def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: bool) -> None:
+    """Compiles the code below torch's hooks, which continue to run; schedulers find the step they expect.
+
+    Each call of a CUDA graph outside of forward and backward may overwrite what graphs returned before, such as gradients. If the
+    script has one optimizer, its step ends a training step, as torch is told; with several, gradients are copied.
+    """
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
     compiled: Call = _compile(inner, **{**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False})
+    marks = settings.claims_cudagraphs and is_only
     if settings.claims_cudagraphs:
         compiled = graphed_step(optimizer, inner, compiled)
+    if marks:
+        torch.compiler.cudagraph_mark_step_begin()
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
-        return compiled(*args, **kwargs)
+        if settings.claims_cudagraphs and not is_only:
+            _copy_gradients(parameter for group in self.param_groups for parameter in group["params"])
+        returned = compiled(*args, **kwargs)
+        if marks:
+            torch.compiler.cudagraph_mark_step_begin()
+        return returned
 
     hooked = Optimizer.profile_hook_step(step)
     hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.harness.source_runtime import foreach_map_adam, match_gradient_strides
+from compile_sweep.harness.source_runtime import foreach_map_adam
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.outcome import Label, Status, judge_measurement
 from compile_sweep.schema.record import Measurement
@@ -256,21 +256,6 @@ def test_a_graph_break_is_counted_with_its_reason_and_no_path_of_this_machine() 
     assert len(found.graph_break_reasons) == 1
     assert "faulty_workloads.py" in found.graph_break_reasons[0]
     assert "/tests/" not in found.graph_break_reasons[0]
-
-
-def test_a_fused_optimizer_gets_gradients_with_the_strides_of_their_weights() -> None:
-    # Fused AdamW on a GPU: "params, grads, exp_avgs, and exp_avg_sqs must have same dtype, device, and layout".
-    weight = torch.nn.Parameter(torch.ones(4, 8, 1, 1).as_strided((4, 8, 1, 1), (8, 1, 8, 8)))
-    other = torch.nn.Parameter(torch.ones(4, 8, 3, 3))
-    optimizer = torch.optim.SGD([weight, other], lr=1.0)
-    match_gradient_strides(optimizer)
-    weight.grad, other.grad = torch.arange(32.0).reshape(4, 8, 1, 1), torch.ones(4, 8, 3, 3)
-    assert weight.grad.stride() != weight.stride()
-    memory = weight.grad.data_ptr()
-    optimizer.step()
-    assert weight.grad.stride() == weight.stride()
-    assert weight.grad.data_ptr() == memory
-    assert torch.equal(weight, 1 - torch.arange(32.0).reshape(4, 8, 1, 1))
 
 
 def test_forwards_are_put_back() -> None:

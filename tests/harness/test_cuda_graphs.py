@@ -20,7 +20,8 @@ from compile_sweep.harness.source_runtime import graphed_step
 from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.apply import before_graphs
+from compile_sweep.script import apply
+from compile_sweep.script.apply import apply_to_optimizers, before_graphs
 from compile_sweep.script.discover import Target
 
 GRAPHS = CompileSettings.parse("scope=full,mode=reduce-overhead")
@@ -93,6 +94,24 @@ def test_a_step_that_creates_momentum_runs_uncompiled(momentum: float, num_plain
         weight.grad = torch.ones(3)
         step()
     assert (len(plain), len(compiled)) == (num_plain, 3 - num_plain)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_scripts_compiled_step_finds_its_gradients_in_graphs_memory(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A compiled call outside of forward and backward begins a new round of graphs' memory, unless steps are marked.
+    marks: list[None] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    monkeypatch.setattr(apply, "_compile", lambda function, **arguments: function)
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(number)]
+    optimizers = [torch.optim.SGD([weight], lr=0.5) for weight in weights]
+    apply_to_optimizers(CompileSettings.parse("scope=full,mode=reduce-overhead,optimizer=compiled"), optimizers)
+    assert len(marks) == (1 if number == 1 else 0)
+    in_graph = torch.ones(2)
+    weights[0].grad = in_graph
+    optimizers[0].step()
+    assert weights[0].tolist() == [0.5, 0.5]
+    assert len(marks) == (2 if number == 1 else 0)
+    assert (weights[0].grad is in_graph) is (number == 1), "with several optimizers, gradients are copied"
 
 
 def test_an_accumulating_workload_keeps_gradients_in_place_under_graphs() -> None:

@@ -273,9 +273,3 @@ def test_pasted_source_runs_where_only_torch_is_and_compiles_one_graph_for_all_l
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "1 []"
-
-
-def test_fused_kernels_get_gradients_with_the_strides_of_weights_that_were_reordered() -> None:
-    reordered, plain = (source_of(f"scope=eager,optimizer=fused{more}") for more in (",memory_format=channels_last", ""))
-    assert "match_gradient_strides(optimizer)" in reordered
-    assert "match_gradient_strides" not in plain

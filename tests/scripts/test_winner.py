@@ -21,6 +21,7 @@ from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.apply import apply_to_optimizers
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
 from compile_sweep.script.library_arguments import accelerate_plugin, equivalents, training_arguments
 from compile_sweep.script.main_module import run_as_main
@@ -292,3 +293,21 @@ def test_a_module_runs_as_python_m_would_run_it(folder: Path, monkeypatch: pytes
 )
 def test_a_script_that_runs_under_torchrun_alone_is_known_by_its_text(text: str, needs: bool) -> None:
     assert needs_launcher(text) is needs
+
+
+def test_reordered_weights_take_the_state_of_their_optimizer_along() -> None:
+    # The first steps of a script run before settings are applied. Fused AdamW on a GPU then refused the state's strides: "params,
+    # grads, exp_avgs, and exp_avg_sqs must have same dtype, device, and layout".
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    before = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    apply_to_optimizers(CompileSettings.parse("scope=eager,optimizer=fused,memory_format=channels_last"), [optimizer])
+    for weight, average in zip(model.parameters(), before, strict=True):
+        state = optimizer.state[weight]
+        assert weight.grad is not None
+        assert {weight.stride()} == {weight.grad.stride(), state["exp_avg"].stride(), state["exp_avg_sq"].stride()}
+        torch.testing.assert_close(state["exp_avg"], average)
+    assert optimizer.param_groups[0]["fused"]
