@@ -40,6 +40,11 @@ _ALIKE = 0.6
 `surrogate.py`.
 """
 
+_CARRIED_OVER = 0.3
+"""Correlation of what a lever gains over expectations in eager and in compiled training, where other kernels run. On a UNet,
+`channels_last` gained less than expected in eager training, and 1.3 × compiled (docs/results.md).
+"""
+
 _PER_TOKEN = 0.4
 """Growth of log speed with the logarithm of tokens saved: less than 1, because part of a step does not depend on length."""
 
@@ -101,6 +106,7 @@ class LeverModel:
         self._expected = {
             (lever, compiled): _expected(prior, lever, compiled) for lever in self.known for compiled in (False, True)
         }
+        self._is_compiled = np.array(["scope" in levers for levers in every])
         padded = np.log([tokens(setting) for setting in candidates.settings])
         self._saved: Floats = padded.max() - padded
         self._pulls = np.zeros((len(every), len(self.known)), dtype=bool)
@@ -123,7 +129,8 @@ class LeverModel:
         # Another value of the same lever is one difference, although as levers they are two.
         likeness = _ALIKE ** np.ceil(differing / 2)
         of_tokens = _PER_TOKEN_SPREAD**2 * np.outer(self._saved[one], self._saved[other])
-        return np.asarray(_LEVEL**2 + of_tokens + mine @ theirs.T + _INTERPLAY**2 * likeness, dtype=np.float64)
+        carried = np.where(self._is_compiled[one][:, None] == self._is_compiled[other][None, :], 1.0, _CARRIED_OVER)
+        return np.asarray(_LEVEL**2 + of_tokens + mine @ theirs.T * carried + _INTERPLAY**2 * likeness, dtype=np.float64)
 
     def predict(self, known: Indices, speeds: Floats, asked: Indices) -> tuple[Floats, Floats]:
         """Returns the mean of each asked setting's log speed, and the covariance of them all."""
