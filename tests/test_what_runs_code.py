@@ -18,7 +18,6 @@ RUNS = {
 
 ALLOWED = {
     ("analysis/__init__.py", "import_module"): "its own rooms, when a name of them is first asked for",
-    ("orchestrator/__init__.py", "import_module"): "the same",
     ("compile_sweep/__init__.py", "import_module"): "the same",
     ("orchestrator/cli.py", "import_module"): "the module of one of its commands, by a name that stands in the file",
     ("compile_sweep/script/winner.py", "import_module"): "Lightning, by one of its two names",
