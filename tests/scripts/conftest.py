@@ -15,6 +15,7 @@ import pytest
 import torch
 from sweep_folders import make_sweep as make_sweep
 
+from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.source_runtime import OWN_CODE
 from compile_sweep.schema.settings import CompileSettings
@@ -53,6 +54,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         torch._dynamo.reset()
         OWN_CODE.clear()  # code is equal in two scripts that only differ in their files
         job = ScriptJob.of(script, arguments, folder=str(folder))
+        seed_all(job.seed)  # as a run in a process of its own
         session = Session(CompileSettings.parse(settings), kind=kind, protocol=Protocol(**{**SHORT, **protocol}))
         return session, run_script(session, job.path, job, folder.parent)
 
