@@ -24,13 +24,7 @@ from compile_sweep.contract.installed_torch import config_module
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS
-from compile_sweep.harness.source_runtime import (
-    checkpointed,
-    graphed_step,
-    marked_forward,
-    nested,
-    with_own_code,
-)
+from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -285,14 +279,17 @@ def _make_fused(optimizer: Optimizer) -> bool:
 
 def _lay_out_state(optimizer: Optimizer) -> None:
     """Gives state and gradients the strides of their weights, which were reordered since: fused kernels refuse others."""
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            state = optimizer.state.get(weight, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
-                    state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
-            if weight.grad is not None and weight.grad.stride() != weight.stride():
-                weight.grad = torch.empty_like(weight).copy_(weight.grad)
+    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+        state = optimizer.state.get(weight, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                state[name] = _laid_out(value, weight)
+        if weight.grad is not None:
+            weight.grad = _laid_out(weight.grad, weight)
+
+
+def _laid_out(tensor: Tensor, weight: Tensor) -> Tensor:
+    return tensor if tensor.stride() == weight.stride() else torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
 
 
 def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: bool) -> None:

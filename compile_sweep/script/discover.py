@@ -113,9 +113,7 @@ class Discovery:
     num_backward: int = 0
     """Number of backward passes."""
     loss_modules: list[nn.Module] = field(default_factory=list)
-    """Modules without trained parameters that gradients pass through on their way to a target's outputs, such as
-    `nn.CrossEntropyLoss()`.
-    """
+    """Modules without trained parameters that gradients pass through, such as `nn.CrossEntropyLoss()`."""
     loss_functions: list[str] = field(default_factory=list)
     """Names of functions of `torch.nn.functional` that gradients pass through likewise."""
     num_functional: int = 0

@@ -339,9 +339,8 @@ class Session:
             if self.found.steps_by_backward and self._clock is not None and not self.processes.is_fork:
                 self._step()
 
-        apart: Callable[..., None] = torch.compiler.disable(
-            noted
-        )  # the script may compile a function that runs the backward pass
+        # The script may compile a function that runs the backward pass.
+        apart: Callable[..., None] = torch.compiler.disable(noted)
         return apart
 
     def _noting_saves(self, save: Callable[..., None]) -> Callable[..., None]:

@@ -151,7 +151,7 @@ def _findings(session: Session) -> Iterator[str]:
     for kind, number in Counter(kinds).items():
         yield f"optimizer {kind}{f', {number} of them' if number > 1 else ''}"
     if found.steps_by_backward:
-        yield ("no optimizer of torch.optim steps, so each backward pass counts as a step, and its settings change nothing")
+        yield "no optimizer of torch.optim steps, so each backward pass counts as a step, and its settings change nothing"
     if found.micro_steps > 1:
         yield (
             f"the model is called {found.micro_steps} times for each step, as where batches are accumulated or an optimizer "

@@ -168,6 +168,8 @@ class ScriptTrial:
     agree: Callable[[bool], bool] = bool
     """Returns worker 0's answer in every worker."""
     start: StartRun = FreshProcess
+    side_by_side: bool = True
+    """Whether `start` may be called while other runs go on."""
     ends_at: float = math.inf
     """When a run that has not ended is ended, by `time.monotonic`."""
     on_phase: Callable[[Phase], None] = lambda phase: None
@@ -199,7 +201,8 @@ class ScriptTrial:
             OutOfTime: The time for it was used up.
         """
         with self._only_one():
-            self._make_references(outcome["facts"]["draws"], side_by_side=outcome["fits_side_by_side"] and not self.job.in_place)
+            fits = self.side_by_side and outcome["fits_side_by_side"] and not self.job.in_place
+            self._make_references(outcome["facts"]["draws"], side_by_side=fits)
         return _judged(folder, self._eager_runs, outcome, findings) if self.is_first else {}
 
     def run_once(self, folder: Path) -> dict[str, Any]:
@@ -304,7 +307,7 @@ class ScriptTrial:
         """Makes missing eager runs.
 
         Args:
-            draws: Whether the forward draws random numerics.
+            draws: Whether the forward draws random numbers.
             side_by_side: Whether several may run at once; any that fails then runs again alone.
         """
         from compile_sweep.script.numerics import EAGER_RUNS

@@ -194,6 +194,7 @@ class _ScriptCheck:
             environment={**compile_cache_env(base), **_environment(self.device)},
             shows_output=False,
             start=self.runs.start,
+            side_by_side=False,
             ends_at=self.budget.ends_at - _LEAVING_S,
             on_phase=on_phase,
         )
@@ -224,8 +225,7 @@ class _ScriptCheck:
             trial = self._trial(CompileSettings.from_dict(AS_WRITTEN), run.folder.parent, lambda phase: None)
             findings: list[str] = []
             try:
-                alone = {**run.outcome, "fits_side_by_side": False}  # one process at a time forks runs here
-                numbers = trial.judge_numbers(run.folder, alone, findings)
+                numbers = trial.judge_numbers(run.folder, run.outcome, findings)
             except RunFailed as error:
                 self.is_well = False
                 self._say(f"an eager run, which its numbers are compared with, does not work: {error.sentence}")
