@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import Parameter, signature
 from typing import Any
 
@@ -81,6 +82,21 @@ def another_object(tensor: Tensor, device: torch.device) -> Tensor:
     """
     moved = tensor.to(device)
     return tensor.detach().requires_grad_(tensor.requires_grad) if moved is tensor else moved
+
+
+@contextmanager
+def unchanged(inputs: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuses a step that writes into its batch, because later steps and eager ones would see a changed batch."""
+    # Inference tensors do not count changes.
+    counted = {name: tensor for name, tensor in inputs.items() if not tensor.is_inference()}
+    before = {name: tensor._version for name, tensor in counted.items()}
+    yield
+    if changed := [name for name, tensor in counted.items() if tensor._version != before[name]]:
+        what = " and ".join(map(repr, changed))
+        raise WorkloadError(
+            f"a step changes {what} of its batch in place, so that the next step on it would compute something else; make a new "
+            "tensor in the model or loss function, x - 0.5 in place of x.sub_(0.5), or a clone first"
+        )
 
 
 def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.base import Workload
+from compile_sweep.contract.batches import unchanged
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.contract.model_and_loss import MODEL, ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
@@ -43,7 +44,7 @@ def _step(workload: ModelWorkload, raw: Mapping[str, Tensor], device: torch.devi
     dtype = workload.autocast_dtype(device)
     autocast = nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
     with seeded(workload.seed), autocast, torch.set_grad_enabled(workload.trains):
-        with _explained(workload, raw), _without_updates(model, workload.loss_name):
+        with _explained(workload, raw), _without_updates(model, workload.loss_name), unchanged(batch):
             loss = model(**batch)
         if not workload.trains:
             return
@@ -135,7 +136,7 @@ def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
     if f"must be Tensor, not {model}" in reason or f"{model!r} object has no attribute" in reason:
         return f"; {function} is called as {function}(model, batch), not with the model's outputs"
     if "'metrics'" in reason:
-        return "; schedulers step without metrics here: use one that needs none"
+        return "; a schedule steps after each step here, without metrics: leave out one that waits for the validation's"
     if ("NoneType" in reason or reason == "None") and (texts := _texts(workload)):
         return f"; {texts[0]}; if it chooses what is computed, make a workload of each kind of batch"
     return ""

@@ -28,8 +28,10 @@ from compile_sweep.contract.inspect_model import (
     find_reused_modules,
     first_forward_changes,
     initialize_lazy_weights,
+    lengths_if_samples_are_second,
     preferred_memory_format,
     repeated_blocks,
+    samples_are_second,
     without_smaller_last,
 )
 from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, LossFn, ModelAndLoss, model_loss, model_outputs
@@ -193,11 +195,10 @@ class ModelWorkload(Workload):
         self._parts: list[str] | None = None
         self._runs_first: bool | None = None
         self._asked_size: int | None = None
-        self._changes: BatchChanges = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
-        for name in sorted(self.pad_with.keys() - self.raw_batches(0)[0].keys()):
-            raise WorkloadError(
-                f"pad_with of WorkloadFromModel names {name!r}, but batches have {', '.join(self.raw_batches(0)[0])}"
-            )
+        self._changes: BatchChanges = self._found_changes()
+        names = self.raw_batches(0)[0]
+        for name in sorted(self.pad_with.keys() - names.keys()):
+            raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, but batches have {', '.join(names)}")
         self.batch_size = self._changes.samples
         self.max_length = self.declared_max_length or max(self._changes.lengths)
         self.min_length = self.declared_min_length or min(self.max_length, *self._changes.lengths)
@@ -213,13 +214,22 @@ class ModelWorkload(Workload):
         self._batches.clear()
         self._dims.clear()
         self._uses = None
-        self._changes = find_batch_changes(self.raw_batches(0), self.declared_dynamic)
+        self._changes = self._found_changes()
         self.batch_size = self._changes.samples
         if self.batch_size != self._asked_size:
             raise WorkloadError(
                 f"the batch function was asked for batches of {self._asked_size} and made some of {self.batch_size}; "
                 f"make as many samples as its argument {BATCH_SIZE} says"
             )
+
+    def _found_changes(self) -> BatchChanges:
+        batches, told = self.raw_batches(0), self.declared_dynamic
+        if told is None and self.trains and (lengths := lengths_if_samples_are_second(batches)):
+            self._changes = find_batch_changes(batches, lengths)
+            if samples_are_second(self.build_model(), min(batches, key=self.length_of)):
+                self._remarks[0].append("the first dimension is the length: samples can change places along the second")
+                return self._changes
+        return find_batch_changes(batches, told)
 
     def build_model(self) -> nn.Module:
         if self._made is not None:
@@ -400,8 +410,7 @@ class ModelWorkload(Workload):
         return made
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
-        make = type(self).scheduler_fn
-        if make is None:
+        if (make := type(self).scheduler_fn) is None:
             return None
         with _failing_as("scheduler_fn failed"):
             made = make(optimizer)
@@ -449,9 +458,8 @@ class ModelWorkload(Workload):
                 made = list(self._all_made(rank))
             if not made:
                 raise WorkloadError("the batch function made no batch; its iterator is at its end")
-            remarks = []
-            if len(made) < self.pool_batches:
-                remarks.append(f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more")
+            too_few = f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more"
+            remarks = [too_few] if len(made) < self.pool_batches else []
             self._structure, texts = one_structure([structure for _, structure in made])
             self._batches[rank], left_out = without_smaller_last([tensors for tensors, _ in made])
             remarks += [f"{texts[0]} is a text that differs from batch to batch: the step gets None there"] if texts else []
@@ -476,12 +484,8 @@ class ModelWorkload(Workload):
 
     def padding(self) -> dict[str, tuple[tuple[int, ...], float]]:
         """Returns what settings can pad in the batches: dimensions and padding value, by tensor name."""
-        first = self.raw_batches()[0]
-        return (
-            {name: (dims, self.padding_value(name, first[name])) for name, dims in self._changes.dims.items()}
-            if self.pads
-            else {}
-        )
+        first, dims = self.raw_batches()[0], self._changes.dims if self.pads else {}
+        return {name: (padded, self.padding_value(name, first[name])) for name, padded in dims.items()}
 
     def padding_lines(self) -> list[str]:
         """Returns a line for each tensor that is padded."""

@@ -265,7 +265,7 @@ def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]])
 
     In a batch of lists, such as one of images and one of their boxes, it is the number of members.
     """
-    if members := _members_of_lists(first, changing):
+    if members := _rows_of_list(first) or _members_of_lists(first, changing):
         return members
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
     if any(dim == 0 for _, dim in changing):  # a graph: its edges have a row of sources and one of targets
@@ -279,6 +279,42 @@ def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]])
         return max(rows, key=lambda size: (rows.count(size), size in whole))
     second = {tensor.size(1) if tensor.dim() > 1 and (name, 1) not in changing else 0 for name, tensor in first.items()}
     return second.pop() if len(second) == 1 and second != {0} else 1
+
+
+def lengths_if_samples_are_second(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, tuple[int, ...]]:
+    """Returns the first dimension of every tensor, which may be the length; empty where the second cannot count samples."""
+    leading = [{tuple(tensor.shape[:2]) for tensor in batch.values()} for batch in batches]
+    sizes = {size for of_batch in leading for size in of_batch}
+    if any(len(of_batch) != 1 for of_batch in leading) or len(sizes) == 1 or any(len(size) != 2 for size in sizes):
+        return {}
+    return dict.fromkeys(batches[0], (0,)) if len({samples for _, samples in sizes}) == 1 else {}
+
+
+def samples_are_second(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    """Tells whether the loss stays the same where the second dimension of all tensors is reversed, but not the first.
+
+    The order of samples changes no loss, and that of tokens or frames does. The model is put into evaluation mode.
+    """
+    model.eval()
+
+    def loss(*reversed_dims: int) -> float:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            return float(model(**{name: tensor.flip(reversed_dims) for name, tensor in batch.items()}))
+
+    try:
+        as_it_is, first, second = loss(), loss(0), loss(1)
+    except Exception:  # a user's functions may raise anything; the first step says what is wrong
+        return False
+    return abs(second - as_it_is) <= 1e-5 * abs(as_it_is) < abs(first - as_it_is)
+
+
+def _rows_of_list(first: Mapping[str, Tensor]) -> int:
+    """Returns how many rows a batch has that is a plain list of rows of several lengths; 0 if it is something else."""
+    rows = list(first.values())
+    if len(rows) <= 2 or not all(map(str.isdigit, first)) or not all(row.dim() for row in rows):  # 2: source and target
+        return 0
+    are_alike = len({(row.dtype, row.shape[1:]) for row in rows}) == 1
+    return len(rows) if are_alike and len({row.size(0) for row in rows}) > 1 else 0
 
 
 def _members_of_lists(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -317,6 +317,36 @@ def test_time_comes_first_where_somebody_says_so() -> None:
     assert (workload.batch_size, workload.max_length, workload.pads) == (3, 9, False)
     batch = workload.pool(workload.shape_policy(CompileSettings.parse("scope=eager,padding=longest")), rank=0, device=CPU)[1]
     assert (batch.tokens, batch.length) == (27, 9)
+
+
+def test_time_comes_first_where_samples_can_change_places_along_the_second_dimension() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.rnn, self.head = nn.Embedding(20, 8), nn.GRU(8, 8, dropout=0.5, num_layers=2), nn.Linear(8, 20)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            found: Tensor = self.head(self.rnn(self.embed(ids))[0])
+            return found
+
+    def series(number: int) -> dict[str, Tensor]:
+        return {name: torch.randint(20, ((6, 9, 7, 5)[number], 3)) for name in ("ids", "tags")}
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["tags"].flatten())
+
+    workload = WorkloadFromModel(Tagger, series, loss, num_batches=4)()
+    assert (workload.batch_size, workload.max_length, workload.batch_changes.length) == (3, 9, {"ids": (0,), "tags": (0,)})
+    assert workload.remarks() == ["the first dimension is the length: samples can change places along the second"]
+    with pytest.raises(WorkloadError, match="samples cannot be timed together; leave odd ones out"):
+        WorkloadFromModel(lambda: nn.Linear(3, 3), lambda n: {"x": torch.randn(5 + n, 3)}, lambda m, b: m(b["x"]).mean())()
+
+
+def test_rows_of_several_lengths_in_a_plain_list_are_the_samples() -> None:
+    rows = [flatten([torch.zeros(2 + row % 3 + number) for row in range(8)])[0] for number in range(3)]
+    pair = [flatten((torch.zeros(6 + number), torch.zeros(4 + number)))[0] for number in range(3)]
+    columns = flatten([torch.zeros(6)] * 3)[0]
+    assert [find_batch_changes(batches).samples for batches in (rows, pair, [columns, columns])] == [8, 1, 6]
 
 
 def test_a_first_dimension_that_is_told_to_be_the_length_does_not_count_samples_even_if_it_is_always_the_same() -> None:

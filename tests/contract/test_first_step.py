@@ -71,6 +71,7 @@ class NoLoss(nn.Linear):
         ),
         ({"loss_fn": stepped}, r"it calls backward\(\) itself; .* or give the function as step_fn"),
         ({"loss_fn": lambda model, batch: loss_of(model, batch).detach()}, "it is detached"),
+        ({"loss_fn": lambda model, batch: loss_of(model, {**batch, "x": batch["x"].mul_(2)})}, "a step changes 'x' of its batch"),
         (
             {"loss_fn": lambda model, batch: model(batch["y"])},
             r"loss_fn, or the model .* failed at test_first_step\.py:\d+ in eager",
@@ -98,7 +99,7 @@ class NoLoss(nn.Linear):
         ),
         ({"optimizer_fn": lambda _: torch.optim.SGD(nn.Linear(2, 2).parameters())}, "made an optimizer over other parameters"),
         ({"scheduler_fn": torch.optim.lr_scheduler.StepLR}, r"and StepLR takes \(optimizer, step_size\); give partial\("),
-        ({"scheduler_fn": torch.optim.lr_scheduler.ReduceLROnPlateau}, "use one that needs none"),
+        ({"scheduler_fn": torch.optim.lr_scheduler.ReduceLROnPlateau}, "leave out one that waits for the validation's"),
         ({"accumulate": 3}, "accumulate=3 does not split 4 samples evenly"),
     ],
 )

@@ -12,7 +12,6 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from compile_sweep.contract.base import Batch, Workload, unwrap_ddp
+from compile_sweep.contract.batches import unchanged
 from compile_sweep.harness.apply import InferenceStep, TrainStep
 from compile_sweep.harness.outputs import any_nan, count_infinities, rms, sample_elements, zero_infinities
 from compile_sweep.schema.errors import WorkloadError
@@ -113,7 +113,7 @@ class Recorder:
             return step(batch)
         # One step is enough: a step that draws random numbers always does.
         states = None if self._losses else _generator_states(self._device)
-        with _unchanged(batch):
+        with unchanged(batch.inputs):
             loss = step(batch, before_update=self._record_gradients)
         if states is not None:
             self._random = states != _generator_states(self._device)
@@ -178,7 +178,7 @@ class OutputRecorder:
             return step(batch)
         device = self._device or next((tensor.device for tensor in batch.inputs.values()), torch.device("cpu"))
         states = None if self._digests else _generator_states(device)
-        with _unchanged(batch):
+        with unchanged(batch.inputs):
             found = step(batch)
         assert isinstance(step, InferenceStep)
         if states is not None:
@@ -295,21 +295,6 @@ def _above(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
-
-
-@contextmanager
-def _unchanged(batch: Batch) -> Iterator[None]:
-    """Refuses a step that writes into its batch, because later steps and eager ones would see a changed batch."""
-    # Inference tensors do not count changes.
-    counted = {name: tensor for name, tensor in batch.inputs.items() if not tensor.is_inference()}
-    before = {name: tensor._version for name, tensor in counted.items()}
-    yield
-    if changed := [name for name, tensor in counted.items() if tensor._version != before[name]]:
-        what = " and ".join(map(repr, changed))
-        raise WorkloadError(
-            f"a step changes {what} of its batch in place, so that the next step on it would compute something else; make a new "
-            "tensor in the model or loss function, x - 0.5 in place of x.sub_(0.5), or a clone first"
-        )
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
