@@ -5,8 +5,6 @@ imported. Training needs torch, which this package does not import: the program 
 caches, like a trial.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -36,23 +34,18 @@ BEST_FILE = "best.py"
 
 _HARNESS = "compile_sweep.harness"
 
-_OTHER_DEVICE = 3
-"""Exit code of `compile_sweep.harness.training_script` for another device."""
+_OTHER_DEVICE = 3  # exit code of `compile_sweep.harness.training_script` for another device
 
 _LAUNCHED_OTHER_DEVICE = re.compile(rf"exitcode\s*:\s*{_OTHER_DEVICE}\b")
 """Exit code for another device with several workers, whose launcher has exit codes of its own."""
 
-_LONGEST_S = 1e6
-"""Maximum seconds of any run: the system's timers end at 25 days."""
+_LONGEST_S = 1e6  # maximum seconds of any run: the system's timers end at 25 days
 
 _ENDING_S = 40
 """Seconds that a launcher may take to end its workers; torchrun kills those that have not ended 30 s after it asked."""
 
-_PROGRESS = "progress: "
-"""How a line on stderr begins with which `training_script` says how far it is."""
-
-_LAST_LINES = 3
-"""Number of stderr lines of a failed run that are quoted."""
+_PROGRESS = "progress: "  # how a line on stderr begins with which `training_script` says how far it is
+_LAST_LINES = 3  # number of stderr lines of a failed run that are quoted
 
 
 class Outcome(StrEnum):

@@ -1,7 +1,5 @@
 """The columns of `analysis.load`: names, dtypes and meanings, derived from what `TrialRecord` declares for each figure."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
@@ -134,8 +132,7 @@ def told(about: Figure) -> str:
     return f"{about.meaning}{unit}" + ("" if about.missing.startswith("never") else f"; NA or empty when {about.missing}")
 
 
-_INSIDE = {"step_ms": "step_ms_median"}
-"""Figures whose intervals are not named after them in full."""
+_INSIDE = {"step_ms": "step_ms_median"}  # figures whose intervals are not named after them in full
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(dict(_columns()))
 """Every column that `load` returns, in order. Cold and warm times have separate columns, so that no figure mixes them.

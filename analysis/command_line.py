@@ -1,7 +1,5 @@
 """Shared by this package's commands: counts and amounts as a person writes them, and files that are written atomically."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -3,8 +3,6 @@
 With `--fail-on RULE` it is a gate: exit code 1, and a reason for each setting that breaks a rule (`rules.py`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The report's script fills in the same sentences for the job that its reader chooses.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ For a script there is no `best.py`, but the command that trains it with the sett
 `trials.md` are the trials as a table.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -41,8 +39,7 @@ from compile_sweep.schema.visible_text import spreadsheet_cell
 
 PROG = "python -m analysis.export"
 
-_EVERY_STEP = ("step_ms", "eager_step_ms")
-"""Columns too long for a spreadsheet cell."""
+_EVERY_STEP = ("step_ms", "eager_step_ms")  # columns too long for a spreadsheet cell
 
 _FORMS: Mapping[str, Callable[[pd.DataFrame, Path], None]] = {
     "csv": lambda df, path: to_csv(df, path),

@@ -1,7 +1,5 @@
 """The last lines of a sweep on the terminal: the verdict, and the settings worth naming with what each gains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

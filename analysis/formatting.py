@@ -1,7 +1,5 @@
 """Formats figures for people: three significant digits, a unit, and a dash if there is no figure."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reads a sweep's folder: `trials.jsonl` as a typed DataFrame, `sweep.json` as a `SweepInfo`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`python -m analysis.picture DIR OUT.png`: the front, or another chart, of the sweep in DIR, drawn by headless Chromium."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

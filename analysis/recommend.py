@@ -6,8 +6,6 @@ what would tell. They are based on the total of starts and steps of one job, for
 `--markdown` prints the recommended setting by length of the job as a table. Text from records is escaped.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +58,7 @@ _LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
 
 VERDICTS = {Outcome.USE: "use", Outcome.STAY: "stay", Outcome.UNCLEAR: "cannot tell"}
 
-EQUAL = 0.05
-"""Probability of being the fastest from which a setting cannot be told apart from the recommended one."""
+EQUAL = 0.05  # probability of being the fastest from which a setting cannot be told apart from the recommended one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,5 @@
 """`python -m analysis.report DIR`: the sweep in DIR as one HTML file; with `--watch`, as a page that follows its sweep."""
 
-from __future__ import annotations
-
 import errno
 import sys
 import threading

@@ -4,8 +4,6 @@ It contains every trial, the usable ones first. Intervals are 95 %. Compile time
 with a column for each phase that took any time. A missing figure is a dash.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The script that a sweep measured, as its `sweep.json` says, and the command that trains it with one of the sweep's settings."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ is in `NAME.log`. Output: a line for each start and end, and `queue.json`, with 
     python -m benchmarks.host_queue benchmarks/gpu.jobs --output results/gpu --only fidelity layers
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -41,8 +39,7 @@ from orchestrator.run.sweep_folder import write_json
 PROG = "python -m benchmarks.host_queue"
 ENDED = "queue.json"
 _ALL = "all"
-_GRACE_S = 30.0
-"""Seconds that a job may take to stop; a sweep kills its trials and writes its report."""
+_GRACE_S = 30.0  # seconds that a job may take to stop; a sweep kills its trials and writes its report
 _POLL_S = 0.1
 
 

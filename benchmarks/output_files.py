@@ -1,7 +1,5 @@
 """Where benchmarks write what they measure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from compile_sweep.schema.errors import SweepFolderError

@@ -3,8 +3,6 @@
 Also how its parent ends it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -12,8 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_DIE_WITH_PARENT = 1
-"""`PR_SET_PDEATHSIG` of prctl(2)."""
+_DIE_WITH_PARENT = 1  # `PR_SET_PDEATHSIG` of prctl(2)
 
 
 def die_with(parent: int) -> None:

@@ -1,7 +1,5 @@
 """Prints a command's help from the dataclass of its options: the common ones or, with `--help-all`, all of them, in groups."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import shutil
@@ -15,8 +13,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import tyro
 
-WORDS = ("-h", "--help", "--help-all")
-"""Words that ask for help."""
+WORDS = ("-h", "--help", "--help-all")  # words that ask for help
 
 _WIDEST = 100
 _FLAG_COLUMNS = 28

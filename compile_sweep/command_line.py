@@ -1,7 +1,5 @@
 """Command lines: parses options into a dataclass with tyro, and reports every mistake as one sentence with exit code 2."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -29,8 +27,7 @@ Command = TypeVar("Command")
 
 READER_GONE, USAGE_ERROR, STOPPED = 1, 2, 130
 
-Flag = tyro.conf.FlagCreatePairsOff[bool]
-"""A switch that is off by default and has no `--no-name`, unlike a plain bool."""
+Flag = tyro.conf.FlagCreatePairsOff[bool]  # A switch that is off by default and has no `--no-name`, unlike a plain bool
 
 
 @dataclass(frozen=True, slots=True)

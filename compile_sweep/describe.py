@@ -28,8 +28,7 @@ from compile_sweep.schema.settings import CompileSettings
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
 
-_SHOWN = 3
-"""Maximum number of names listed individually; of more, the first and the last are shown."""
+_SHOWN = 3  # maximum number of names listed individually; of more, the first and the last are shown
 
 
 def describe(workload: Workload, folder: str | None = None) -> WorkloadFacts:

@@ -5,8 +5,6 @@ that writes the report, and its `workloads/` would hide the built-in ones. A pro
 other processes, which run the user's code, the user's package wins.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
@@ -15,8 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
-"""The folder that this project's packages are in."""
+ROOT = Path(__file__).resolve().parent.parent  # the folder that this project's packages are in
 
 
 class OwnPackageFinder(MetaPathFinder):

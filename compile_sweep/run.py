@@ -3,8 +3,6 @@
 Under torchrun: `torchrun --nproc-per-node 2 -m compile_sweep.run --settings X train.py …`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`python -m orchestrator.cache`: lists, verifies, exports and cleans up a store of compile caches. See docs/caches.md."""
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before imports that fail without the extra `run`
     from orchestrator.cli import exit_without_extra
 
@@ -35,11 +33,8 @@ from orchestrator.artifacts.shelf import Use
 from orchestrator.environment import fingerprint
 
 PROG = "python -m orchestrator.cache"
-DEFAULT = "results/cache"
-"""Where sweeps store artifacts by default."""
-
-HERE = "here"
-"""Name of this environment for `explain`."""
+DEFAULT = "results/cache"  # where sweeps store artifacts by default
+HERE = "here"  # name of this environment for `explain`
 
 SHOWN_DIGITS = 8
 _MOST_IMPORTED_BYTES = 1 << 33

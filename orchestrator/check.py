@@ -4,8 +4,6 @@ Each scope runs in a fresh process with empty caches, for only a few steps: time
 in length, dimensions are marked first; if that does not work, the other strategies of a sweep are tried.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before imports that fail without the extra `run`
     from orchestrator.cli import exit_without_extra
 
@@ -53,8 +51,7 @@ PROG = "python -m orchestrator.check"
 SHORT = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
 """Fields of `compile_sweep.harness.measure.Protocol`."""
 
-_STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}
-"""Additional seconds of a sweep's window and comparison."""
+_STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}  # additional seconds of a sweep's window and comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,5 @@
 """`compile-sweep COMMAND …`: every command of the project by one name, wherever it is installed and whatever folder it is in."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

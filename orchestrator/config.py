@@ -35,26 +35,16 @@ IDENTITY = ("workload", "size", "script", "seed", "device", "workers_per_trial",
 EACH_RUN = ("max_concurrent", "confirm", "warm_starts", "time_budget_s", "effort")
 """Fields that concern one run and are not taken over by a resumed sweep."""
 
-AUTO = "auto"
-"""Leaves a field to the machine, the workload or the sweep's folder; `plan.resolve` fills it in."""
-
-NONE = "none"
-"""Value of `--cache-store` and `--storage` for storing nothing."""
-
-REDIS = ("redis://", "rediss://")
-"""Prefix of the address of Inductor's own remote caches."""
+AUTO = "auto"  # leaves a field to the machine, the workload or the sweep's folder; `plan.resolve` fills it in
+NONE = "none"  # value of `--cache-store` and `--storage` for storing nothing
+REDIS = ("redis://", "rediss://")  # prefix of the address of Inductor's own remote caches
 
 LONGEST_DEADLINE_S = 30 * 24 * 3600
 """Maximum deadline: the system's timers accept no longer one, and nothing in a sweep takes that long."""
 
-AFTER_COMPILING_S = 300.0
-"""Seconds of a trial in addition to its compile deadline, unless its own deadline is given."""
-
-MOST_AT_ONCE = 10_000
-"""Ray counts claims in ten-thousandths, so more workers could not get their share."""
-
-HIDDEN = redact.REDACTED
-"""Replaces a cache's user and password wherever its address is stored."""
+AFTER_COMPILING_S = 300.0  # seconds of a trial in addition to its compile deadline, unless its own deadline is given
+MOST_AT_ONCE = 10_000  # Ray counts claims in ten-thousandths, so more workers could not get their share
+HIDDEN = redact.REDACTED  # replaces a cache's user and password wherever its address is stored
 
 
 class RunnerKind(StrEnum):

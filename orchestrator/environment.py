@@ -3,8 +3,6 @@
 Reads package metadata, `/proc` and NVML. Never imports torch and never starts CUDA, so it is cheap in any process.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

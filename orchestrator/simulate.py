@@ -3,8 +3,6 @@
 Each setting has the cost and the figures of its record, so replays differ only in which settings were tried in which order.
 """
 
-from __future__ import annotations
-
 import heapq
 import statistics
 import sys

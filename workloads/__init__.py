@@ -3,8 +3,6 @@
 Until 0.3.0, the names that `compile_sweep` exports can also be imported from here, as before 0.2.0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import compile_sweep

@@ -5,8 +5,6 @@ separately and leaves the loop to Python. `workload.new_tokens=1` times the late
 The next token is given, not picked from the scores: otherwise rounding would make two runs diverge; picking costs one argmax.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -25,11 +23,8 @@ from workloads.captioning.captions import FIRST_WORD, START
 from workloads.captioning.model import CAPTIONING_SIZES, build_captioning_model
 from workloads.synthetic import INFERENCE_OPTIONS, Synthetic
 
-NEW_TOKENS = {"base": 64, "tiny": 6}
-"""Number of new tokens per caption, by size."""
-
-LONGEST_CACHE = 256
-"""Maximum number of tokens in the cache."""
+NEW_TOKENS = {"base": 64, "tiny": 6}  # number of new tokens per caption, by size
+LONGEST_CACHE = 256  # maximum number of tokens in the cache
 
 
 class Generation(nn.Module):

@@ -6,8 +6,6 @@ code solves that with SciPy on the CPU, called from Python, which breaks the gra
 an operator, which stays inside one graph, and a greedy matching on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,8 +19,7 @@ from transformers import YolosConfig, YolosForObjectDetection
 from compile_sweep.contract.options import Option
 from workloads.synthetic import ImageTraining
 
-CLASS_COST, CORNER_COST, OVERLAP_COST = 1.0, 5.0, 2.0
-"""The paper's weights, for both the assignment and the loss."""
+CLASS_COST, CORNER_COST, OVERLAP_COST = 1.0, 5.0, 2.0  # the paper's weights, for both the assignment and the loss
 
 
 def matching_costs(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
@@ -114,8 +111,7 @@ DETECTION_SIZES = {
     ),
 }  # fmt: skip
 
-NOTHING_WEIGHT = 0.1
-"""Weight of the class "nothing" in the cross entropy, from DETR."""
+NOTHING_WEIGHT = 0.1  # weight of the class "nothing" in the cross entropy, from DETR
 
 
 class DetectionLoss(nn.Module):

@@ -4,8 +4,6 @@ Source: "torch.compile Benchmarked", which times one step of the largest. All ro
 in inference, so FlexAttention is offered only there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,8 +3,6 @@
 Source: "Reducing cold start compilation time with regional compilation": 64 layers of two linear layers of 10 × 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -16,8 +14,7 @@ from workloads.synthetic import Synthetic
 
 WIDTH = ROWS = 10
 
-NUM_LAYERS = {"base": 64, "tiny": 6}
-"""Number of layers, by size."""
+NUM_LAYERS = {"base": 64, "tiny": 6}  # number of layers, by size
 
 
 class Layer(nn.Module):

@@ -3,8 +3,6 @@
 Its speed depends on the memory order of its tensors (`memory_format`), since nearly all its work is convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Semantic segmentation: Hugging Face's SegFormer with random weights, on noise of Cityscapes' size and number of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,8 +14,7 @@ from compile_sweep.contract.options import Option
 from compile_sweep.schema.setting_text import Scalar
 from workloads.synthetic import ImageTraining
 
-IGNORED_PIXEL = 255
-"""Label of an ignored pixel in Cityscapes."""
+IGNORED_PIXEL = 255  # label of an ignored pixel in Cityscapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,6 @@ The options of image workloads turn the pitfalls of "PyTorch 2.0: how to speed u
 batch size, and AMP (the setting `autocast`).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,8 +26,7 @@ HALF, FROZEN = "bf16", "frozen"
 time.
 """
 
-KEPT = "kept"
-"""Value of an option `cast_cache` that keeps autocast's casts of the weights from step to step."""
+KEPT = "kept"  # value of an option `cast_cache` that keeps autocast's casts of the weights from step to step
 
 INFERENCE_OPTIONS: Mapping[str, Option] = {
     "grad_mode": ("inference_mode", "no_grad"),
@@ -141,8 +138,7 @@ def casts_kept() -> Iterator[None]:
             torch.clear_autocast_cache()
 
 
-DECAY = 0.9998
-"""Decay of the moving average, as in vision recipes."""
+DECAY = 0.9998  # decay of the moving average, as in vision recipes
 
 
 class ImageTraining(Synthetic):

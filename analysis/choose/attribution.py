@@ -3,8 +3,6 @@
 Changes are in samples per second, milliseconds per step and compile seconds. They exist only where a sweep has such pairs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +28,9 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Fields that depend on one another and form one choice, under the name of the first."""
 
-PARTS = "parts."
-"""Prefix of a field of one part of the model."""
-
-_MOST_LOGARITHM = 700.0
-"""Largest logarithm whose exponential fits a float."""
-
-USUAL = "—"
-"""Value of a field that is not set."""
+PARTS = "parts."  # prefix of a field of one part of the model
+_MOST_LOGARITHM = 700.0  # largest logarithm whose exponential fits a float
+USUAL = "—"  # value of a field that is not set
 
 
 class Difference(NamedTuple):
@@ -218,8 +211,7 @@ def _pairs(
     return found
 
 
-_FROM_PLAIN = ("eager", "default", "foreach", USUAL)
-"""Values that a change is relative to, the plainest first."""
+_FROM_PLAIN = ("eager", "default", "foreach", USUAL)  # values that a change is relative to, the plainest first
 
 
 def _order(field: str, value: str) -> tuple[int, str]:

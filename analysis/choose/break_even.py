@@ -7,8 +7,6 @@ on all of its GPUs at once, so money is total time times GPUs times price, and c
 Steps are assumed to take as long as measured, also in a job on more nodes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -27,8 +25,7 @@ from compile_sweep.schema.outcome import LOST_TO_MACHINES
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
 
-USUAL_STEPS = 100_000
-"""Length of the job to decide for by default."""
+USUAL_STEPS = 100_000  # length of the job to decide for by default
 
 _MOST = 10**12
 """Upper limit of any figure of a job: more than any job has, and small enough that products do not overflow."""
@@ -253,8 +250,7 @@ def _totals(
     return totals
 
 
-_DRAWN_AT_ONCE = 500
-"""Number of trials that are drawn at once; bounds the memory for a sweep of thousands."""
+_DRAWN_AT_ONCE = 500  # number of trials that are drawn at once; bounds the memory for a sweep of thousands
 
 
 def _with_starts(df: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, int]:

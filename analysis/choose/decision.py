@@ -5,8 +5,6 @@ which gives the probability that one saves time. `page/templates/decision.js` de
 the report chooses.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -15,11 +13,8 @@ from typing import NamedTuple
 
 from analysis.choose.uncertainty import Z95
 
-NEGLIGIBLE = 0.01
-"""Fraction of the job below which a certain saving is not worth a change."""
-
-LONGEST_STEPS = 10**12
-"""Longer than any job, in steps."""
+NEGLIGIBLE = 0.01  # fraction of the job below which a certain saving is not worth a change
+LONGEST_STEPS = 10**12  # longer than any job, in steps
 
 
 class Outcome(StrEnum):

@@ -1,7 +1,5 @@
 """Hypervolume: how much of the objectives' space a front covers, as one figure with its reference point."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,8 +12,7 @@ from analysis.choose.uncertainty import drawn
 from compile_sweep.schema import pareto
 from compile_sweep.schema.objectives import Goal
 
-_DRAWS = 200
-"""Number of draws, enough for a 95 % interval of one figure."""
+_DRAWS = 200  # number of draws, enough for a 95 % interval of one figure
 
 
 class Hypervolume(NamedTuple):

@@ -1,7 +1,5 @@
 """Which trials are worth choosing between: the Pareto front, its knee, speedups over eager. Pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,8 +18,7 @@ from compile_sweep.schema.settings import OptimizerKind, Padding, Scope
 _ALIKE = ("group_window", "autocast", "matmul_precision", "workload_options")
 """Settings besides padding and attention that also change what eager computes."""
 
-_COMPARABLE = ("environment_key", "num_workers", "pipeline")
-"""See `comparable`."""
+_COMPARABLE = ("environment_key", "num_workers", "pipeline")  # see `comparable`
 
 DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal.MAX, "compile_s": Goal.MIN})
 

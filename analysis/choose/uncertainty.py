@@ -9,8 +9,6 @@ Also computes the Pareto front with its uncertainty: each trial's probability of
 apart. Pure functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,17 +22,13 @@ from analysis.formatting import percent
 from compile_sweep.schema.objectives import INTERVALS, Goal
 from compile_sweep.schema.record import Caches
 
-DRAWS = 1000
-"""Gives a probability of 5 % a standard error of 1.4 percentage points or less."""
-
-Z95 = 1.96
-"""Half-width of a normal distribution's 95 % interval, in standard deviations."""
+DRAWS = 1000  # gives a probability of 5 % a standard error of 1.4 percentage points or less
+Z95 = 1.96  # half-width of a normal distribution's 95 % interval, in standard deviations
 
 _MEMORY, _CPU = "peak_memory_bytes", "cpu"
 """The figure that means something else on a CPU, and the value of a record's `device` there."""
 
-_SCRIPT = "script"
-"""The value of a record's `pipeline` for a person's script."""
+_SCRIPT = "script"  # the value of a record's `pipeline` for a person's script
 
 ENOUGH_REPEATS = 5
 """Number of measurements beyond each setting's first, over all settings, from which on their scatter is trusted."""
@@ -72,11 +66,8 @@ class Noise(NamedTuple):
 _LOGARITHMIC_UP_TO = 0.5
 """Relative deviation from the floor alone above which draws are normal in the figure itself, truncated at zero."""
 
-_UNBOUNDED = float(np.log(10))
-"""Standard deviation of the logarithm for a figure whose interval is unbounded."""
-
-_LARGEST = 1e150
-"""Largest relative deviation, whose square still is a finite float."""
+_UNBOUNDED = float(np.log(10))  # standard deviation of the logarithm for a figure whose interval is unbounded
+_LARGEST = 1e150  # largest relative deviation, whose square still is a finite float
 
 EXACT = Noise(relative=0.0, floor=0.0, repeats=0)
 
@@ -115,8 +106,7 @@ the factor √2 of a difference), though each was certain to 5 % (docs/analysis.
 """
 
 
-Attempts = pd.DataFrame | Sequence[pd.DataFrame]
-"""All attempts of a sweep, or of several, as one frame each."""
+Attempts = pd.DataFrame | Sequence[pd.DataFrame]  # all attempts of a sweep, or of several, as one frame each
 
 
 def noise(attempts: Attempts, name: str) -> Noise:
@@ -228,16 +218,14 @@ def chance(share: float) -> str:
     return f"under {percent(least)}" if share < least else percent(share)
 
 
-POSSIBLE = 0.05
-"""Probability from which a trial that is not on the front counts as possibly on it."""
+POSSIBLE = 0.05  # probability from which a trial that is not on the front counts as possibly on it
 
 _FAR = 3.0
 """Standard deviations by which both of two trials must be off at once for their order to change, which happens in one of 30,000
 draws: a trial this far behind another gets probability 0 without drawing.
 """
 
-_DRAWN_AT_ONCE = 20_000_000
-"""Number of comparisons at once; bounds the memory for a sweep of thousands of trials."""
+_DRAWN_AT_ONCE = 20_000_000  # number of comparisons at once; bounds the memory for a sweep of thousands of trials
 
 
 class UncertainFront(NamedTuple):

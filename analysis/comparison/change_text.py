@@ -3,8 +3,6 @@
 Also formats two sweeps side by side as a Markdown table, such as for a comment on a pull request. Text from records is escaped.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,8 +22,7 @@ TITLES = {
 }
 
 _WRITERS = {"peak_memory_bytes": gib, "speedup_eager": times}
-_UNITS = {"compile_s": " s", "warm_start_s": " s"}
-"""Units of differences, which are shown where ratios are meaningless."""
+_UNITS = {"compile_s": " s", "warm_start_s": " s"}  # units of differences, which are shown where ratios are meaningless
 
 
 class Cell(NamedTuple):
@@ -114,8 +111,7 @@ def _verdict(goal: Goal, found: Change) -> str:
     return "better" if (found.after > found.before) == (goal is Goal.MAX) else "worse"
 
 
-_BAR_SHARE = 0.25
-"""The change at the end of a bar; larger ones are cut off there."""
+_BAR_SHARE = 0.25  # the change at the end of a bar; larger ones are cut off there
 
 
 def _mark(found: Change) -> tuple[float, float, float] | None:

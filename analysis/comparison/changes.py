@@ -1,7 +1,5 @@
 """What changed between two sweeps, setting by setting: figures with the certainty of their change, and news. Pure functions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -31,13 +29,11 @@ FIGURES: Mapping[str, Goal] = MappingProxyType(
 )
 """Figures that are always compared, and their better direction."""
 
-_COMMIT_CHARS = 10
-"""Length of a commit's name, which is unique enough."""
+_COMMIT_CHARS = 10  # length of a commit's name, which is unique enough
 
 _OF_COMPILING = ("compile_s", "warm_start_s")
 
-_SAME = ("workload", "size")
-"""What two sweeps must have in common to be comparable."""
+_SAME = ("workload", "size")  # what two sweeps must have in common to be comparable
 
 
 class Change(NamedTuple):

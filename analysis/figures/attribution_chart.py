@@ -1,7 +1,5 @@
 """What each choice is worth: the effect of changing only it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,8 +14,7 @@ from analysis.formatting import figure, whole
 from compile_sweep.schema.settings import Scope
 
 _MOST_EFFECTS = 14
-_MOST_TRIALS = 600
-"""Maximum number of trials to compute effects from; of more, evenly spaced ones are used."""
+_MOST_TRIALS = 600  # maximum number of trials to compute effects from; of more, evenly spaced ones are used
 _GAIN_COLOR, _LOSS_COLOR = SCOPE_COLORS[Scope.FULL], SCOPE_COLORS[Scope.REGIONAL]
 
 

@@ -1,7 +1,5 @@
 """How long a job takes under each setting, for every job length, as a multiple of eager's time."""
 
-from __future__ import annotations
-
 import html
 import math
 import textwrap
@@ -30,8 +28,7 @@ from analysis.formatting import duration, figure, number
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import Scope
 
-MIN_STEPS, MAX_STEPS = 100, 10_000_000
-"""Range of job lengths that are drawn."""
+MIN_STEPS, MAX_STEPS = 100, 10_000_000  # range of job lengths that are drawn
 _CURVE_POINTS = 81
 _MOST_SETTINGS = 40
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

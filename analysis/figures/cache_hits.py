@@ -1,7 +1,5 @@
 """What compile caches are worth: cold compiling versus restoring what was compiled, with hits and misses."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Text labels next to points, as plotly annotations that overlap neither each other nor the drawing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The style of charts: size, fonts, colors, symbols, legends."""
 
-from __future__ import annotations
-
 import html
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,8 +14,7 @@ from compile_sweep.schema.settings import Scope
 Info = TypeVar("Info")
 Further = ParamSpec("Further")
 
-WIDTH_PX, HEIGHT_PX = 1200, 700
-"""Size that charts and their labels are laid out for."""
+WIDTH_PX, HEIGHT_PX = 1200, 700  # size that charts and their labels are laid out for
 
 SCOPE_COLORS = defaultdict(
     lambda: "#CC79A7",

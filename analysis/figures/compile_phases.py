@@ -1,7 +1,5 @@
 """Where the compile time goes: a bar per setting, stacked by phase."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The possible axes of the front: a gain upwards, a price to the right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple

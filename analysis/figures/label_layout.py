@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Boxes = npt.NDArray[np.float64]
-"""Rectangles, one per row, with the columns left, top, right and bottom."""
+Boxes = npt.NDArray[np.float64]  # rectangles, one per row, with the columns left, top, right and bottom
 
 
 class Box(NamedTuple):

@@ -1,7 +1,5 @@
 """How much of the device's memory each setting needs, and when; and by batch size."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Every setting as a line through its choices and its results."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence
@@ -19,8 +17,7 @@ from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 _MOST_LINES = 80
-_MOST_CHOICES = 12
-"""Maximum number of values of a field for its axis to be readable."""
+_MOST_CHOICES = 12  # maximum number of values of a field for its axis to be readable
 _CHOICES = tuple(
     name
     for name in CompileSettings.__dataclass_fields__
@@ -33,8 +30,7 @@ _NONE, _USUAL = "none", "usual"
 _HEIGHT_PX = 460
 _LONGEST_TITLE = 10
 """Maximum length of a title on one line; a longer one has a line per word, so that neighbors do not overlap."""
-_AXIS_PX = 84
-"""Width that an axis with its labels needs; on a narrower page the chart scrolls."""
+_AXIS_PX = 84  # width that an axis with its labels needs; on a narrower page the chart scrolls
 
 
 class Axis(NamedTuple):

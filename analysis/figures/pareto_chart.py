@@ -1,7 +1,5 @@
 """Throughput versus its price, with the Pareto front: the sweep's main chart."""
 
-from __future__ import annotations
-
 import html
 import math
 import textwrap
@@ -27,11 +25,9 @@ from analysis.formatting import figure, gib, interval, times
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
 
-_MOST_NAMED = 10
-"""With more points on the front, their labels are only IDs, since names would cover the chart."""
+_MOST_NAMED = 10  # with more points on the front, their labels are only IDs, since names would cover the chart
 _MOST_HOLLOW_NAMED = 8
-_CROWD = 120
-"""With more points than this, those that are not on the front are smaller."""
+_CROWD = 120  # with more points than this, those that are not on the front are smaller
 _LABEL_CHARS = 30
 _LABEL_MOST_CHARS = 40
 """Limit on a label's line length if a single word, such as an option's name, is longer than a line."""

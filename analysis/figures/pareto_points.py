@@ -1,7 +1,5 @@
 """Decides which trials the front's chart shows, and where."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

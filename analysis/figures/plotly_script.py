@@ -1,7 +1,5 @@
 """Plotly's own script, for a page that does not need a network."""
 
-from __future__ import annotations
-
 import re
 
 from plotly.offline import get_plotlyjs

@@ -1,7 +1,5 @@
 """Charts with a row per setting: its name, and below it the drawing."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,10 +12,8 @@ from analysis.figures.chart_style import base_layout, empty_figure
 from analysis.formatting import figure
 from compile_sweep.schema.outcome import Status
 
-ROW_PX = 46
-"""Height of a row with its name and drawing."""
-BAR = 0.42
-"""Fraction of a row's height for the drawing."""
+ROW_PX = 46  # height of a row with its name and drawing
+BAR = 0.42  # fraction of a row's height for the drawing
 _LEGEND_PX, _AXIS_PX = 40, 64
 _NO_BREAK = "\u00a0"
 

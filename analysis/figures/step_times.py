@@ -1,7 +1,5 @@
 """The distribution of step times: every timed step of a setting, with its quartiles."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """When each trial ran: the machine compiling, timing, otherwise busy, or idle."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,13 +14,11 @@ from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import WarmStart
 
 _MOST_TRIALS = 400
-_CLOCK_S = 1.5
-"""Starts are recorded to the second: a trial may seem to start this much before its lane is free."""
+_CLOCK_S = 1.5  # starts are recorded to the second: a trial may seem to start this much before its lane is free
 _LANE_PX, _AXES_PX = 34, 130
 _LONG_PAUSE = 0.1
 """Pauses longer than this fraction of the time with trials are cut out of the chart: a sweep was resumed, perhaps days later."""
-_SHORTEST_PAUSE_S = 120.0
-"""Shorter pauses are never cut out."""
+_SHORTEST_PAUSE_S = 120.0  # shorter pauses are never cut out
 
 PARTS = {
     "other": ("starting, building, checking", "#9aa0a6"),

@@ -1,7 +1,5 @@
 """The report's charts, in their order on the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol

@@ -6,8 +6,6 @@ as compressed JSON, which the page's script writes as text. The page's content s
 The report links `best.py` and `compare.html` if they are next to it; otherwise it says how to make them.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
@@ -86,8 +84,7 @@ def _best(folder: Path) -> Best | None:
         return None
 
 
-_MOST_RANKS = 5
-"""As many as the page's script shows, break_even.js."""
+_MOST_RANKS = 5  # as many as the page's script shows, break_even.js
 
 _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_even.js", "page.js")
 

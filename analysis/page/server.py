@@ -6,8 +6,6 @@ reason is in its second line and on the page. It answers only GET and HEAD, and 
 page from elsewhere cannot read it through a domain name of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import socket
@@ -27,16 +25,11 @@ from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
 
 ADDRESS = "127.0.0.1"
-NOT_READ = "not up to date: "
-"""Text before the reason why the folder cannot be read, here and in `page.js`."""
-_LIVE = '<span id="live" role="status">{}</span>'
-"""Text of the page that says that it follows its sweep."""
+NOT_READ = "not up to date: "  # text before the reason why the folder cannot be read, here and in `page.js`
+_LIVE = '<span id="live" role="status">{}</span>'  # text of the page that says that it follows its sweep
 _NAMES = ("127.0.0.1", "localhost")
-_MOST_LOG_BYTES = 4 * 2**20
-"""Maximum bytes of a log that are shown, from its end."""
-
-_MOST_CONNECTIONS = 32
-"""Maximum number of connections; further ones are closed. A browser opens six."""
+_MOST_LOG_BYTES = 4 * 2**20  # maximum bytes of a log that are shown, from its end
+_MOST_CONNECTIONS = 32  # maximum number of connections; further ones are closed. A browser opens six.
 _CONNECTION_S = 120.0
 """Maximum seconds of a connection, so that a slow or silent client does not hold a thread for longer."""
 

@@ -1,7 +1,5 @@
 """Why compiled settings are not faster than eager, as far as their records show, grouped by the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,8 +11,7 @@ from analysis.formatting import number, times
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Scope
 
-MOST_NAMED = 6
-"""Maximum number of settings that are named per reason."""
+MOST_NAMED = 6  # maximum number of settings that are named per reason
 
 _LISTS = ("recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons")
 

@@ -23,8 +23,7 @@ MOST_SOURCES = 300
 """Number of rows that include the Python of their setting, which would be too much for a page of 10,000."""
 
 
-_IN_A_UNIT = {"GiB": 2**30, "%": 0.01}
-"""Size of a heading's unit in the frame's unit, if the two differ."""
+_IN_A_UNIT = {"GiB": 2**30, "%": 0.01}  # size of a heading's unit in the frame's unit, if the two differ
 
 
 class Cell(NamedTuple):
@@ -167,8 +166,7 @@ def outcome_of(trial: pd.Series) -> str:
     return " ".join(filter(None, (str(trial["status"]), text(trial["label"]))))
 
 
-STATIC_ROWS = 30
-"""Number of rows that are shown without a script."""
+STATIC_ROWS = 30  # number of rows that are shown without a script
 
 
 def static_table(headings: Sequence[Heading], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -243,10 +241,8 @@ def phases_note(trial: pd.Series) -> str:
     return ", ".join(f"{title} {figure(seconds, 's')}" for title, seconds in parts if seconds)
 
 
-MOST_LISTED = 12
-"""Maximum number of trials listed per label; the others are in the table."""
-_FIRST_LINE = 240
-"""Characters of a reason that are shown at first."""
+MOST_LISTED = 12  # maximum number of trials listed per label; the others are in the table
+_FIRST_LINE = 240  # characters of a reason that are shown at first
 WORKER_LOG = "worker-0.log"
 
 

@@ -3,8 +3,6 @@
 Folds are plain text in the page, so that they work without JavaScript, in print and for searches in the page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +22,9 @@ from compile_sweep.schema.visible_text import visible
 
 MOST_FOLDS = 60
 """Maximum number of trials with a fold, since there may be 10,000. Members of the front come first, then the fastest."""
-_MOST_LINES = 20
-"""Maximum number of lines shown of a list, such as recompiles."""
+_MOST_LINES = 20  # maximum number of lines shown of a list, such as recompiles
 _LOG_LINES = 25
-_LOG_BYTES = 16_384
-"""Bytes at the end of a log that are read and shown."""
+_LOG_BYTES = 16_384  # bytes at the end of a log that are read and shown
 
 _LISTS = {
     "graph breaks": "graph_break_reasons",

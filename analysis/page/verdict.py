@@ -3,8 +3,6 @@
 Also lists the front for the report: each member's figures, its probability, and what cannot be told apart from it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pandas as pd
@@ -40,8 +38,7 @@ DISAGREEMENT_LIMIT = 0.05
 REAL_PIPELINE = "real"
 SCRIPT_PIPELINE = "script"
 
-_ABOUT_LOG = "log "
-"""Prefix of a finding about a trial's log; others are about what it computes."""
+_ABOUT_LOG = "log "  # prefix of a finding about a trial's log; others are about what it computes
 
 
 EAGER_WARM_UP_LIMIT_S = 20.0
@@ -275,8 +272,7 @@ def _rate(trial: pd.Series) -> str:
     return figure(trial["samples_per_s"], "samples/s")
 
 
-MOST_EQUALS = 4
-"""Maximum number of trials named as not distinguishable from one."""
+MOST_EQUALS = 4  # maximum number of trials named as not distinguishable from one
 
 
 class FrontEntry(NamedTuple):

@@ -14,8 +14,6 @@ process of its own, so that nothing compiled is left over from the one before.
     python -m benchmarks.by_hand.best JOB [--way NAME ...] [--tiny]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -11,8 +11,6 @@ Output: a table, and a JSON file.
     python -m benchmarks.cache transfer --output transfer.json
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ Output: seconds to restore, to build the model and of the first step; cold divid
 estimate of the cold time; hits and misses; where the remaining time goes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import cProfile
 import json
@@ -40,18 +38,12 @@ from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.run.sweep_folder import write_json
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
-GOAL = 12.0
-"""Goal for the cold first step divided by the warm one, for the whole model with default settings otherwise."""
-
-LIMIT_S = 600.0
-"""Limit for one process, in seconds."""
+GOAL = 12.0  # goal for the cold first step divided by the warm one, for the whole model with default settings otherwise
+LIMIT_S = 600.0  # limit for one process, in seconds
 
 NO_TIME = "no time left"
-LOG_TAIL = 500
-"""Number of characters shown of a failed process's log."""
-
-PROFILE_LINES, SHOWN_LINES = 40, 12
-"""Number of functions in the JSON and in the table."""
+LOG_TAIL = 500  # number of characters shown of a failed process's log
+PROFILE_LINES, SHOWN_LINES = 40, 12  # number of functions in the JSON and in the table
 
 
 class Kind(StrEnum):

@@ -9,8 +9,6 @@ Output: the estimate's error for each setting, and for its warm start if there w
 the two fronts, and by how much a setting on one of them misses the other; bytes published, and those new to the store.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,17 +23,13 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import Caches, WarmStart
 from orchestrator.run.sweep_folder import write_json
 
-ERROR_GOAL = 0.10
-"""Goal for the error of `cold_equivalent_s`, in either direction."""
-
-SAVED_GOAL = 0.40
-"""Goal for the fraction of GPU-seconds saved."""
+ERROR_GOAL = 0.10  # goal for the error of `cold_equivalent_s`, in either direction
+SAVED_GOAL = 0.40  # goal for the fraction of GPU-seconds saved
 
 _OF_BOTH = ("trial_id", "status", "label", "caches", "compile_s", "warm_compile_s", "wall_s", "cores", "contended")
 _OF_SHARED = ("cache_saved_s", "cold_equivalent_s", "restore_s", "cache_restored", "cache_hits", "cache_misses", "cache_refused")
 
-Row = dict[str, Any]
-"""A trial's figures by column; None for missing ones."""
+Row = dict[str, Any]  # A trial's figures by column; None for missing ones
 
 
 def compare(output: Path, cold: Path, shared: Path) -> list[Table | str]:

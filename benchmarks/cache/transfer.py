@@ -9,8 +9,6 @@ Output: seconds of each, the median and range over the rounds, and how many of t
 rest is hashing and signing in the trial's own process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -32,11 +30,8 @@ from orchestrator.artifacts.shelf import Shelf
 from orchestrator.environment import fingerprint
 from orchestrator.run.sweep_folder import write_json
 
-GOAL_S = 0.3
-"""Goal in seconds for a put or a get on one node."""
-
-OBJECT_STORE_BYTES = 400 * 2**20
-"""Size of each raylet's object store; a round needs a few times its artifacts."""
+GOAL_S = 0.3  # goal in seconds for a put or a get on one node
+OBJECT_STORE_BYTES = 400 * 2**20  # size of each raylet's object store; a round needs a few times its artifacts
 
 TASK_LIMIT_S = 120.0
 

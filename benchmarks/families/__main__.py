@@ -12,8 +12,6 @@ is not run again unless it is named. `--table FILE` writes the table between two
 for each. Needs neither Ray nor a network.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect
@@ -50,8 +48,7 @@ from orchestrator.plan.space import Target, choose
 MODULES = ("forms", "images", "text")
 BACKEND = "eager"
 DEADLINE_S = 900.0
-MOST_REMARKS = 2
-"""Remarks on a family that the table shows."""
+MOST_REMARKS = 2  # remarks on a family that the table shows
 FIRST, LAST = "<!-- families -->", "<!-- end of families -->"
 
 

@@ -1,7 +1,5 @@
 """Models of plain torch, and the ways in which people train them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import partial

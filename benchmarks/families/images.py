@@ -1,7 +1,5 @@
 """Families of transformers that see and hear, tiny and with random weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Families of transformers that read and write text, tiny and with random weights, on batches of many lengths."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

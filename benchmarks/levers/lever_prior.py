@@ -9,8 +9,6 @@ Output: orchestrator/search/prior.json, and a table of what the prior expects of
     python -m benchmarks.levers.lever_prior [SWEEP ...]          # by default all under docs/results and benchmarks/tables
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -12,8 +12,6 @@ Output: the sweep's folder, and the table. A lever is in a row with and without 
     python -m benchmarks.levers.lever_table --table levers/*
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import subprocess

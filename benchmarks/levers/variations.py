@@ -6,8 +6,6 @@ of times and one of memory for each workload, and for a workload of images the s
 Folders are those of sweeps of one workload and machine, with one worker or several.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +23,7 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Scope
 
 PROG = "python -m benchmarks.levers.variations"
 _GIB = 2**30
-USUAL = "nothing"
-"""Name of the row without variation."""
+USUAL = "nothing"  # name of the row without variation
 
 _FURTHER = ("optimizer", "padding", "pad_multiple", "bucket_size", "buckets", "group_window", "shape_padding", "backend")
 """Fields that the recipes leave at their defaults."""

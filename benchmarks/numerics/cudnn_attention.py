@@ -8,8 +8,6 @@ sweep of it must label what goes wrong:
     python -m orchestrator.sweep quickstart --workload benchmarks.numerics.cudnn_attention:CaptioningWithCudnn --output DIR
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Iterator, Sequence

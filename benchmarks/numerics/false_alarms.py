@@ -10,8 +10,6 @@ Output: a line of JSON per run in FILE, which a second call continues, and a tab
 `python -m benchmarks.numerics.false_alarms FILE 200`; `--report` prints the table alone, `--cuda` runs on the GPU.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

@@ -11,8 +11,6 @@ benchmarks.numerics.gradient_errors --gpu` checks workloads of a real size under
 in one layer and in all but the last.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time
@@ -42,8 +40,7 @@ from compile_sweep.harness.prepare import Prepared, prepare
 from compile_sweep.schema.settings import CompileSettings
 
 ERRORS = (0.005, 0.01, 0.02, 0.05, 0.2)
-TRIALS = 20
-"""Number of trials for each error, kind of model and precision."""
+TRIALS = 20  # number of trials for each error, kind of model and precision
 
 CPU = torch.device("cpu")
 WIDTH, WORDS = 32, 100

@@ -5,8 +5,6 @@ measured in turn with an empty store, so that each makes all runs itself, and wi
 each, the seconds of the check and of the whole trial, wall time and CPU time; on a busy machine only the latter can be compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

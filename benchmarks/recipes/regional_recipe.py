@@ -12,8 +12,6 @@ and full divided by regional; a JSON file.
     python -m benchmarks.recipes.regional_recipe --output regional_recipe.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -34,8 +32,7 @@ from orchestrator.run.sweep_folder import write_json
 from workloads.layers import NUM_LAYERS
 
 PROG = "python -m benchmarks.recipes.regional_recipe"
-LIMIT_S = 300.0
-"""Limit for one process, in seconds."""
+LIMIT_S = 300.0  # limit for one process, in seconds
 
 FULL, REGIONAL, OTHER = "full", "regional", "other"
 ARRANGEMENTS: dict[str, tuple[tuple[str, ...], ...]] = {

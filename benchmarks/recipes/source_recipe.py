@@ -17,8 +17,6 @@ What has not warmed up within `--budget-s` is left out. If that is the recipe, w
 was compiled for another run.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math
@@ -56,14 +54,12 @@ from workloads.captioning import Captioning
 
 RECIPE, EAGER = "the source's recipe by hand", "eager by hand"
 PAD_MULTIPLE = 8
-TIMING_S = 100.0
-"""Seconds of the budget that are reserved for the rounds."""
+TIMING_S = 100.0  # seconds of the budget that are reserved for the rounds
 
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
 """97.5 % quantiles of Student's t by degrees of freedom."""
 
-Step = Callable[[Batch], Tensor]
-"""Trains on a batch and returns its loss."""
+Step = Callable[[Batch], Tensor]  # trains on a batch and returns its loss
 
 Say = Callable[[str], None]
 

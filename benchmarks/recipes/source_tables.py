@@ -6,8 +6,6 @@ half the 95 % interval beside what noisy trials took.
 Folders are those of sweeps of `gpt2` and `gpt2-inference` (recipe modes), or of `layers` (recipe regional).
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -18,8 +18,6 @@ Each of these takes at most nine minutes, with the one way by hand that won (and
     $T gpt2 --size small --by-hand gpt2 --ways "CUDA graphs, compiled optimizer" --budget-s 400
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -42,8 +40,7 @@ from orchestrator.config import Effort
 from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.recipes.ten_minutes"
-ENOUGH = 0.98
-"""Fraction of the best by hand that should be reached."""
+ENOUGH = 0.98  # fraction of the best by hand that should be reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

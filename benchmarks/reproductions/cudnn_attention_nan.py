@@ -9,8 +9,6 @@ log-sum-exp on.
     python benchmarks/reproductions/cudnn_attention_nan.py
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -9,8 +9,6 @@ Output: for each length whether it compiled, with Inductor's `shape_padding` on 
     python benchmarks/reproductions/mark_dynamic_length.py
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch._dynamo.exc import UserError

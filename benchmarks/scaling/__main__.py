@@ -14,8 +14,6 @@ Output: a table, and a JSON file, written anew after each sweep.
     python -m benchmarks.scaling sweep --output w.json --device cpu --size tiny --at-once 2
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Efficiency is samples per second and worker with N workers, relative to the same setting, without its `ddp.…`, with one worker.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,14 +12,9 @@ from rich.table import Table
 
 from compile_sweep.schema.settings import CompileSettings
 
-Row = Mapping[str, Any]
-"""A trial's figures by column; None for missing ones."""
-
-WALL_GOAL_OF_FOUR = 3.6
-"""Goal for how many times faster four GPUs finish a sweep."""
-
-COMPILE_GOAL = 0.05
-"""Goal for the relative difference between compile times side by side and alone."""
+Row = Mapping[str, Any]  # A trial's figures by column; None for missing ones
+WALL_GOAL_OF_FOUR = 3.6  # goal for how many times faster four GPUs finish a sweep
+COMPILE_GOAL = 0.05  # goal for the relative difference between compile times side by side and alone
 
 
 def of_workers(trials: Mapping[int, Sequence[Row]]) -> tuple[Table, dict[str, Any]]:

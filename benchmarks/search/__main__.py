@@ -15,8 +15,6 @@ picture. With --flat instead: time and memory of 10,000 trials of one search.
     python -m benchmarks.search --flat --output flat.json
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import statistics
@@ -59,8 +57,7 @@ ALONE = "gain alone"
 LEAST_GAINS = (0.001, 0.005, 0.0075, 0.01)
 """Thresholds of early stopping to compare; `orchestrator/search/pruning.py` has the one in use."""
 
-COSTS = (0.25, 0.5)
-"""Fractions of the grid's cost at which regret is printed."""
+COSTS = (0.25, 0.5)  # fractions of the grid's cost at which regret is printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

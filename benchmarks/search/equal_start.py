@@ -45,8 +45,7 @@ from orchestrator.simulate import Ground, Step, quartiles
 PROG = "python -m benchmarks.search.equal_start"
 LFBO = "lfbo"
 SEARCHERS = ("gain", LFBO, "tpe", "nsga2", "random")
-LARGE = 100
-"""Number of settings from which a table is searched only for `UNTIL` of its cost."""
+LARGE = 100  # number of settings from which a table is searched only for `UNTIL` of its cost
 
 UNTIL = 0.3
 

@@ -1,7 +1,5 @@
 """Several sweeps of one space with one budget: their fronts in one picture, and how soon each reached its own."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

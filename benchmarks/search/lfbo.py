@@ -19,8 +19,7 @@ from orchestrator.search.candidates import Candidates, Untried, ordered_numbers
 
 Floats = npt.NDArray[np.float64]
 
-_BETTER = 1 / 3
-"""Fraction of the trials that count as better ones."""
+_BETTER = 1 / 3  # fraction of the trials that count as better ones
 
 _NUM_TREES = 30
 

@@ -12,8 +12,6 @@ Output: for each sweep its trials, how many of them are on the front of all swee
 at fractions of the budget, and when it reached most of it; a JSON file; a picture of the fronts.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,8 +34,7 @@ from compile_sweep.schema.errors import ConfigError
 from orchestrator.run.sweep_folder import write_json
 
 PROG = "python -m benchmarks.search.live_search"
-SHARES = (0.25, 0.5, 1.0)
-"""Fractions of the budget at which hypervolume is printed."""
+SHARES = (0.25, 0.5, 1.0)  # fractions of the budget at which hypervolume is printed
 
 _ALIKE = ("workload", "size", "time_budget_s", "workers_per_trial", "device", "pipeline", "caches", "max_concurrent")
 """Fields of a sweep's configuration that must be equal in all."""

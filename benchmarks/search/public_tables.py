@@ -5,8 +5,6 @@ A table is a CSV file: a row for each configuration, its parameters first, then 
 benchmark hub of the Auto-Tuning Association (https://github.com/AutoTuningAssociation/benchmark_hub).
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

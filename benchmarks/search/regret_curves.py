@@ -1,7 +1,5 @@
 """How fast searchers reach the front: the missing hypervolume against the cost, one line per searcher."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,8 +9,7 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import INK, LINE_COLOR, SEARCHER_COLORS, SEARCHER_DASHES, base_layout, empty_note
 
 _POINTS = 121
-_LEAST_PERCENT = 0.1
-"""Lower end of the logarithmic axis, where zero regret is drawn."""
+_LEAST_PERCENT = 0.1  # lower end of the logarithmic axis, where zero regret is drawn
 
 _TICKS_PERCENT = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 

@@ -10,8 +10,6 @@ as medians over seeds; a JSON file.
     python -m benchmarks.search.same_start --output same_start.json [TABLE ...] [--own-start]
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys
@@ -53,8 +51,7 @@ TABLES = (
 )
 SEARCHERS = (Searcher.LEVERS, Searcher.GAIN, Searcher.TPE, Searcher.NSGA2, Searcher.RANDOM, Searcher.GRID)
 BUDGETS_S = (300.0, 600.0)
-NUM_SHARED = 2
-"""Number of settings that every searcher begins with."""
+NUM_SHARED = 2  # number of settings that every searcher begins with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

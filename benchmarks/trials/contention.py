@@ -13,8 +13,6 @@ window's steps are the same everywhere and take a second or two; the rest is com
     python -m benchmarks.trials.contention --output c.json --device cpu --size tiny --side-by-side 2      # a dry run
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

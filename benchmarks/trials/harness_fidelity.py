@@ -9,8 +9,6 @@ Output of `python -m benchmarks.trials.harness_fidelity --output FILE`: steps/s 
 over loop, which should be 0.98 or more; the same as JSON in FILE. About six minutes on an H200, two of them for cold compiles.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -41,8 +39,7 @@ SETTINGS = ("scope=eager,padding=max", "scope=full,mode=default", "scope=full,mo
 WARM_UP_STEPS = 5
 POOL_BATCHES, TINY_POOL_BATCHES = 24, 4
 PASSES = 3
-ANSWER = "harness-fidelity "
-"""Prefix of lines meant for the parent; torch may print others."""
+ANSWER = "harness-fidelity "  # prefix of lines meant for the parent; torch may print others
 
 
 def hand_loop(mode: str | None, workload: Captioning, device: torch.device) -> Callable[[], float]:

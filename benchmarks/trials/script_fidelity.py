@@ -9,8 +9,6 @@ own over the trial's, which should be 0.98 or more; the same as JSON in FILE. Ab
 CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ of the earlier trial says `done` or, if that trial died, when its record is writ
     python -m benchmarks.trials.trial_gaps --runner local --workload layers --size tiny --settings scope=eager scope=full
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

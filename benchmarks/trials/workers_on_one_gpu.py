@@ -11,8 +11,6 @@ numbers against eager workers; a table, and a JSON file. About two minutes per c
     python -m benchmarks.trials.workers_on_one_gpu --output w.json --size tiny --device cpu --settings backend=aot_eager
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -38,10 +36,8 @@ from orchestrator.run.sweep_folder import write_json
 PROG = "python -m benchmarks.trials.workers_on_one_gpu"
 NUM_WORKERS = 2
 WIDTH = 170
-LIMIT_S = 420.0
-"""Limit for one case, in seconds."""
-ANSWER = "worker "
-"""Prefix of the line meant for the parent; torch may print others."""
+LIMIT_S = 420.0  # limit for one case, in seconds
+ANSWER = "worker "  # prefix of the line meant for the parent; torch may print others
 
 TOLD = (
     "graphs", "graph_break_reasons", "fallbacks", "recompile_limit_hits", "cudagraph_skips", "cudagraph_skip_reasons", "numerics",

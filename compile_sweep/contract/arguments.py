@@ -1,7 +1,5 @@
 """Checks what a user passed to `WorkloadFromModel`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from numbers import Integral

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from compile_sweep.schema.errors import WorkloadError
 
-SINGLE = "batch"
-"""Name of the tensor in a batch that is a single tensor."""
+SINGLE = "batch"  # name of the tensor in a batch that is a single tensor
 
 _CONSTANTS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 

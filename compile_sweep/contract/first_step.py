@@ -1,7 +1,5 @@
 """Takes one eager step of a workload made of functions before anything is planned, and names the function that fails."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext

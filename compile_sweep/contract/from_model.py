@@ -47,8 +47,7 @@ from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
 
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[..., Any]
-IGNORE_INDEX = -100
-"""Padding for integer tensors named like labels: the losses of torch and Hugging Face ignore it."""
+IGNORE_INDEX = -100  # padding for integer tensors named like labels: the losses of torch and Hugging Face ignore it
 
 BATCH_SIZE = "batch_size"
 """Argument of a batch function, and option of its workload, for the number of samples in a batch."""

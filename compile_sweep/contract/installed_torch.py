@@ -14,11 +14,8 @@ from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Value, format_value, is_backend_list, suggest
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 
-_OPTION_OF_LITE = "fallback_by_default"
-"""Inductor's option that mode=lite turns on, and that came with it."""
-
-ANY = "any"
-"""Type of an option whose values torch does not check."""
+_OPTION_OF_LITE = "fallback_by_default"  # inductor's option that mode=lite turns on, and that came with it
+ANY = "any"  # type of an option whose values torch does not check
 
 
 def private(module: str, name: str) -> Any:

@@ -1,7 +1,5 @@
 """A user's model and loss function, or step, as one module for measuring."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,7 @@ from compile_sweep.schema.errors import WorkloadError
 
 LossFn = Callable[[nn.Module, Any], Any]
 
-MODEL = "model"
-"""Name of the user's model inside that module."""
+MODEL = "model"  # name of the user's model inside that module
 
 
 class ModelAndLoss(nn.Module):

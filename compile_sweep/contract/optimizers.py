@@ -1,7 +1,5 @@
 """Makes a workload's optimizer with the user's function: over parameters, named ones or the model; one or several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, signature

@@ -1,7 +1,5 @@
 """Options that vary a workload itself, `workload.NAME=value`, and settings that inference cannot use. Pure, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Seeds torch, numpy and Python's `random`, since a user's functions may draw from any of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

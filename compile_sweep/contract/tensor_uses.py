@@ -4,8 +4,6 @@ A step runs once on shapes alone, and each operation is examined that takes one 
 are recognized by the loss and its `ignore_index`, whatever their names, and so are numbers that padding would invalidate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -10,8 +10,7 @@ from compile_sweep.contract.options import Option
 from compile_sweep.schema.choices import Attention, MemoryFormat
 from compile_sweep.schema.setting_text import Scalar
 
-_WHOLE_NUMBER = "int"
-"""Represents, in JSON, an option that accepts any integer."""
+_WHOLE_NUMBER = "int"  # represents, in JSON, an option that accepts any integer
 
 
 @dataclass(frozen=True, kw_only=True)

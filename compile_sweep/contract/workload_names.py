@@ -1,7 +1,5 @@
 """Names of workloads: built-in ones, those of installed packages, `package.module:Class`, `file.py:Class`. Needs no torch."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

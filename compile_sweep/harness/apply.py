@@ -4,8 +4,6 @@ What is applied is the text that `source.py` writes, executed: the code that is 
 forwards and torch's process-wide configuration, including that of gradient reduction, are restored when the block ends.
 """
 
-from __future__ import annotations
-
 import hashlib
 import linecache
 import os
@@ -26,8 +24,7 @@ from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.source import Facts, autocast_of, to_source
 from compile_sweep.schema.settings import CompileSettings, Scope
 
-SOURCE_PREFIX = "compile_settings_"
-"""Prefix of the pseudo file name under which settings' source is executed."""
+SOURCE_PREFIX = "compile_settings_"  # prefix of the pseudo file name under which settings' source is executed
 
 _WRAPPERS_MODULE = "torch.nn.parallel.distributed"
 

@@ -10,8 +10,6 @@ Output: seconds per phase that add up to `compile_s`; time outside all spans is 
 logger, or with other span names, detail is lost to the enclosing phase or to `other`, and nothing fails.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

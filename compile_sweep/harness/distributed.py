@@ -5,8 +5,6 @@ Torch's own rendezvous (`env://`) listens on all of them without authentication 
 Here the socket is bound before the store gets it.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

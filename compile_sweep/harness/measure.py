@@ -10,8 +10,6 @@ Output: `compile_s` = warm-up seconds less a typical step for each of its steps;
 setting is timed on the same samples; memory, speedup over eager, numerics and diagnostics.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time
@@ -70,8 +68,7 @@ def warm_up_batches(prepared: Prepared, pool: Sequence[Batch], *, rank: int, pro
 
 __all__ = ["Measurement", "Protocol", "measure"]
 
-_NEVER = 2**31 - 1
-"""Number of younger collections before one of the oldest generation: the maximum that Python accepts."""
+_NEVER = 2**31 - 1  # number of younger collections before one of the oldest generation: the maximum that Python accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

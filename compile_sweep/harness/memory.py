@@ -5,8 +5,6 @@ has ended, although every replay writes to them, so the allocated peak of replay
 therefore counted in full. On CPUs there is one figure, the process's peak resident size, including its compilers.
 """
 
-from __future__ import annotations
-
 import gc
 import resource
 from collections.abc import Mapping, Sequence
@@ -20,8 +18,7 @@ _REFERENCE_FACTOR = 1.6
 recomputes. Measured on an H200 in captioning: 22.3 GiB versus 18.2.
 """
 
-_MARGIN_BYTES = 2**30
-"""Additional margin, for libraries' workspaces and fragmentation."""
+_MARGIN_BYTES = 2**30  # additional margin, for libraries' workspaces and fragmentation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

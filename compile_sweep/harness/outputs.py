@@ -4,8 +4,6 @@ Background: outputs, such as the logits of a batch, are large, and reading all o
 the model does not. So a fixed random sample of elements is read, and only the compared steps are searched for NaN completely.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,8 +14,7 @@ from torch.utils import _pytree as pytree
 
 from compile_sweep.schema.errors import WorkloadError
 
-SAMPLED_OUTPUTS = 4096
-"""Number of sampled elements per output tensor; smaller ones are read whole."""
+SAMPLED_OUTPUTS = 4096  # number of sampled elements per output tensor; smaller ones are read whole
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:

@@ -7,8 +7,6 @@ restarted loader has workers to start and queues to fill, which a job meets once
 Output: milliseconds of each step of the real passes, including the wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Since torch 2.9 the precision is an attribute of each back-end and kind of opera
 `torch.backends.cudnn.allow_tf32` may raise (torch 2.11 to 2.13), in a process that otherwise trains correctly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

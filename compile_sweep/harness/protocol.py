@@ -1,7 +1,5 @@
 """How long a measurement takes, and how the figures of workers that step together are combined."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

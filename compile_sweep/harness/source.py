@@ -3,8 +3,6 @@
 `apply.py` executes exactly this text, so the exported code is the measured code. Pure: does not import torch.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +38,7 @@ SDPA_BACKENDS = {
 _INITIAL_SCALE = 1024.0
 """Initial scale of the gradient scaler. Torch's default, 65536, makes the first steps' gradients infinite, which skips them."""
 
-_LEAST = 2
-"""Lower bound of a marked dimension if only the upper one is given; torch's own default."""
+_LEAST = 2  # lower bound of a marked dimension if only the upper one is given; torch's own default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,6 @@
 `source.py` puts these lines into the module that it writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from compile_sweep.schema.ddp_settings import (
@@ -16,8 +14,7 @@ from compile_sweep.schema.ddp_settings import (
     OptimizeDdp,
 )
 
-WRAP = "distributed"
-"""The function that wraps the model."""
+WRAP = "distributed"  # the function that wraps the model
 
 _ARGUMENTS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy")
 """Arguments of the wrapper's constructor, by torch's names; `broadcast_buffers` has another name since 2.13."""

@@ -4,8 +4,6 @@ So they import and use nothing but torch and the standard library, under the nam
 comments are for whoever pastes the export into a training script.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType

@@ -9,8 +9,6 @@ for the first launch.
 Output: `Window`, with all times including outliers, and the figures derived from it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -25,8 +23,7 @@ from torch import Tensor
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.distributed import agreed, largest_everywhere
 
-OUTLIER_FACTOR = 1.5
-"""Multiple of its batch's median above which a step counts as an outlier."""
+OUTLIER_FACTOR = 1.5  # multiple of its batch's median above which a step counts as an outlier
 
 HOPELESS_FROM, HOPELESS_FACTOR = 5, 10
 """A window is abandoned after this many passes if its interval would need this multiple of the maximum number of passes. A GPU
@@ -43,20 +40,14 @@ _RESAMPLINGS = 1000
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """97.5 % quantiles of Student's t by degrees of freedom."""
 
-LEAST_PASSES = 3
-"""Minimum number of passes for an estimate of their scatter and of the ratio to eager."""
-
-MAX_RESTARTS = 3
-"""Maximum number of restarts of a window because something was compiled in it."""
+LEAST_PASSES = 3  # minimum number of passes for an estimate of their scatter and of the ratio to eager
+MAX_RESTARTS = 3  # maximum number of restarts of a window because something was compiled in it
 
 MAX_CATCH_UP_S = 5.0
 """Seconds that the eager reference may take to catch up with the compiled model's step, if the work changes with the step."""
 
-SHIFT = 1.2
-"""Ratio of pass times, at the end of a window to before, from which its steps count as changed."""
-
-Step = Callable[[Batch], Tensor]
-"""Trains on a batch and returns its loss."""
+SHIFT = 1.2  # ratio of pass times, at the end of a window to before, from which its steps count as changed
+Step = Callable[[Batch], Tensor]  # trains on a batch and returns its loss
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,5 @@
 """What a `best.py` does besides holding its settings: builds the workload, trains in this process, and reports the speed."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -21,8 +19,7 @@ from compile_sweep.harness.pipeline import real_passes
 from compile_sweep.harness.steady import throughput, timed
 from compile_sweep.schema.settings import CompileSettings
 
-OTHER_DEVICE = 3
-"""Exit code where the device is not the one that was asked for."""
+OTHER_DEVICE = 3  # exit code where the device is not the one that was asked for
 
 
 def train(

@@ -6,8 +6,6 @@ that `measure.py` times, so the two are comparable; there is no steady window, n
 Output: seconds for building model and optimizer, for the first step, and for the whole warm-up including its steps.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """`AttemptRecord`: the fields that trials' and warm starts' records share, and the validation of a record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields

@@ -1,7 +1,5 @@
 """Memory by batch size: the peak of each size that a search for the largest one tried, and what that says, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

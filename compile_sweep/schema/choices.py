@@ -4,8 +4,6 @@
 `dynamic`.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from compile_sweep.schema.errors import SettingsError
@@ -59,8 +57,7 @@ class OptimizerKind(StrEnum):
     FOREACH_MAP = "foreach_map"
 
 
-COMPILED_OPTIMIZERS = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)
-"""Kinds whose step is compiled."""
+COMPILED_OPTIMIZERS = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)  # kinds whose step is compiled
 
 
 def optimizer_options(kind: OptimizerKind) -> dict[str, bool]:

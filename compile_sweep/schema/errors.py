@@ -14,8 +14,6 @@ CompileSweepError
 Each of them is for the user to fix: the command line prints the message, one sentence, and exits with code 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from compile_sweep.schema import redact
@@ -35,8 +33,7 @@ class WorkloadError(CompileSweepError):
 
 
 _SHOWN = 200
-_LONGEST = 1200
-"""Length from which on a message is cut, in characters."""
+_LONGEST = 1200  # length from which on a message is cut, in characters
 
 
 class ConfigError(CompileSweepError):

@@ -4,14 +4,11 @@
 and the table in docs/records.md are derived from these declarations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-NOT_MEASURED = "not measured"
-"""Value of `missing` for most figures."""
+NOT_MEASURED = "not measured"  # value of `missing` for most figures
 
 Rule = Callable[[Sequence[Any], str], Any]
 """Combines all workers' measurements, in the order of their ranks, into the group's figure of that name."""
@@ -80,16 +77,11 @@ def merged_sentences(by_rank: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
-_SEVERITY = ("nan", "diverges", "eager_unstable", "ok")
-"""Results of the numerics check, the worst first."""
-
-_LARGEST = 1e15
-"""Upper limit of every figure, in any unit."""
-SMALLEST_POSITIVE = 1e-12
-"""Lower limit of every measured rate, ratio or step, in any unit."""
+_SEVERITY = ("nan", "diverges", "eager_unstable", "ok")  # results of the numerics check, the worst first
+_LARGEST = 1e15  # upper limit of every figure, in any unit
+SMALLEST_POSITIVE = 1e-12  # lower limit of every measured rate, ratio or step, in any unit
 ANY_NUMBER = (-1e100, 1e100)
-DIFFERENCE = (-_LARGEST, _LARGEST)
-"""Limits of a figure that is a difference."""
+DIFFERENCE = (-_LARGEST, _LARGEST)  # limits of a figure that is a difference
 SHARE = (0.0, 1.0 + 1e-6)
 BYTES = (0.0, 2.0**60)
 

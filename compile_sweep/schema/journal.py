@@ -6,8 +6,6 @@ JSON text has no zeros, so both can be recognized. Readers skip such an end; the
 of its own.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -33,13 +31,11 @@ _MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int}, int: {int}
 """Types that JSON lists and objects may hold, by the type of their members."""
 _DEEPEST = 16
 _CHECKSUM = re.compile(r',"checksum":"([0-9a-f]{8})"\}$')
-_TORN = ".torn"
-"""Suffix of the file that keeps what was torn off the end of a log."""
+_TORN = ".torn"  # suffix of the file that keeps what was torn off the end of a log
 
 _BLOCK_BYTES = 1 << 20
 
-MOST_BYTES = 1 << 28
-"""Largest file that `read_regular` reads by default; no description, script or page is that large."""
+MOST_BYTES = 1 << 28  # largest file that `read_regular` reads by default; no description, script or page is that large
 
 _MOST_LOG_BYTES = 1 << 31
 """Largest log that is read, of tens of thousands of records. A file with holes may claim any size."""

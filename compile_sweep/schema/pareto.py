@@ -1,7 +1,5 @@
 """Pareto dominance, fronts and hypervolumes of losses, for searches and analyses alike. Pure values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 Losses = tuple[float, ...]

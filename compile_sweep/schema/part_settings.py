@@ -1,7 +1,5 @@
 """Settings of one part of a model with scope=modular: what differs from the settings of the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum

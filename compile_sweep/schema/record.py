@@ -5,8 +5,6 @@ see `journal.py`. `warm_starts.jsonl` has the same format for restarts from arti
 share no column with them. `docs/records.md` says what each field means.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -6,8 +6,6 @@ strings, addresses of webhooks, authorization headers, and keys by the formats o
 should not print secrets in the first place.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,8 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, quote_plus, unquote
 
-REDACTED = "***"
-"""Replaces a secret in text."""
+REDACTED = "***"  # replaces a secret in text
 
 _SHORTEST = 8
 """Minimum length of a secret in characters. A shorter word would match where it is not a secret: `disabled`, a port, part of a
@@ -192,8 +189,7 @@ def _without(text: str, secrets: Sequence[str], short: re.Pattern[str] | None) -
     return text
 
 
-_MAX_LAST_LINE_BYTES = 4000
-"""How much of the end of a process's output is searched for its last line."""
+_MAX_LAST_LINE_BYTES = 4000  # how much of the end of a process's output is searched for its last line
 
 
 def last_line(output: IO[bytes]) -> str:

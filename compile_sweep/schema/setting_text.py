@@ -16,8 +16,7 @@ from compile_sweep.schema.errors import SettingsError
 if TYPE_CHECKING:
     from compile_sweep.schema.settings import CompileSettings
 
-DEFAULT_PAD_MULTIPLE = 8
-"""Lengths are rounded up to multiples of this many tokens with padding=longest."""
+DEFAULT_PAD_MULTIPLE = 8  # lengths are rounded up to multiples of this many tokens with padding=longest
 
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int, ...]
@@ -28,8 +27,7 @@ _INT64_LIMIT = 2**63
 BATCH_SIZE = "workload.batch_size"
 """Full name of the short form `batch_size`: samples per step and worker, an option of a workload."""
 
-_MAX_SHOWN = 80
-"""Maximum number of characters of a bad value that an error message repeats."""
+_MAX_SHOWN = 80  # maximum number of characters of a bad value that an error message repeats
 
 
 def with_batch_size(arguments: Sequence[str], option: str, size: int) -> tuple[str, ...]:
@@ -267,8 +265,7 @@ def describe(settings: CompileSettings) -> dict[str, str]:
     return words
 
 
-PART_BREAK = "\n\n\n"
-"""Separates the top-level parts of a source."""
+PART_BREAK = "\n\n\n"  # separates the top-level parts of a source
 
 
 def source_parts(code: str) -> dict[str, str]:

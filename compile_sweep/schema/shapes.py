@@ -1,7 +1,5 @@
 """Shape policies: which samples share a batch, and what length a batch is padded to. Pure values, no torch."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The ids are A1, A2, … in the order in which settings were first recorded. Reco
 sweep grows and after it is resumed. `DIR:A7` names a setting wherever its text would do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,8 +14,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.setting_text import BATCH_SIZE, describe
 from compile_sweep.schema.settings import CompileSettings
 
-LONGEST = 60
-"""Characters of a difference; what does not fit is counted."""
+LONGEST = 60  # characters of a difference; what does not fit is counted
 
 _ID = re.compile(r"A[1-9]\d{0,8}")
 

@@ -5,14 +5,11 @@ a terminal's title, colors or contents, NUL, and the marks by which Unicode chan
 CVE-2021-42574).
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-LONGEST = 4000
-"""Characters that are shown of one text."""
+LONGEST = 4000  # characters that are shown of one text
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

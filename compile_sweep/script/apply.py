@@ -5,8 +5,6 @@ A module keeps its class, its attributes and the keys of its `state_dict`. Its f
 weights) include. Each class's forward gets a code object of its own, so that kinds of blocks do not share one limit of graphs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,8 +31,7 @@ from compile_sweep.script.monkeypatch import replaced
 
 Call = Callable[..., Any]
 
-_compile, _call = torch.compile, nn.Module.__call__
-"""Torch's own functions, also while they are replaced."""
+_compile, _call = torch.compile, nn.Module.__call__  # torch's own functions, also while they are replaced
 
 
 def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None) -> dict[str, Any]:
@@ -59,8 +56,7 @@ def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None)
     return {**found, "options": options} if options else found
 
 
-UNTIL_EXIT = ExitStack()
-"""Contexts that last as long as the process; Python would close unreferenced ones immediately."""
+UNTIL_EXIT = ExitStack()  # contexts that last as long as the process; Python would close unreferenced ones immediately
 
 
 def process_wide(settings: CompileSettings) -> None:

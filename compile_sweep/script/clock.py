@@ -5,8 +5,6 @@ what was launched before; an event before the wait and one after it measure for 
 duration.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -6,8 +6,6 @@ and whose parameters an optimizer holds: an evaluation before the first step has
 optimizer's step; with several optimizers, with the step of the one that completes the set.
 """
 
-from __future__ import annotations
-
 import inspect
 import threading
 import weakref
@@ -27,14 +25,12 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.script.monkeypatch import replaced
 
-STEPS = 3
-"""Minimum number of watched steps: differences between batches show from the second one on."""
+STEPS = 3  # minimum number of watched steps: differences between batches show from the second one on
 
 MAX_STEPS = 12
 """Number of steps of the busiest optimizer after which optimizers without a step are no longer waited for."""
 
-MAX_UNSTEPPED = 20
-"""Number of backward passes, without an optimizer of torch's, after which each counts as a step."""
+MAX_UNSTEPPED = 20  # number of backward passes, without an optimizer of torch's, after which each counts as a step
 
 LOSS_FUNCTIONS = tuple(
     name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and name[0] != "_"

@@ -9,8 +9,6 @@ count as parameters. Copies stay on the CPU until the memory peaks are read.
 Output: a `GradientCheck` of all modules together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -33,8 +31,7 @@ from compile_sweep.harness.numerics.gradient_check import (
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.script.discover import Target
 
-INPUT = "input "
-"""Prefix, followed by a number, of the names of inputs that require gradients."""
+INPUT = "input "  # prefix, followed by a number, of the names of inputs that require gradients
 
 
 @dataclass(slots=True, eq=False)

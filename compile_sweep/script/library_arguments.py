@@ -3,8 +3,6 @@
 Only exact equivalents are offered: a setting with one more lever has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

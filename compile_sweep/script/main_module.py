@@ -7,8 +7,6 @@ Unlike with `runpy.run_path`, the module stays `__main__` after an exception, be
 exit, and processes that it started, look up their names there.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

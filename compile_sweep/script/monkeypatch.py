@@ -1,7 +1,5 @@
 """Replaces a function of torch or Python by one of ours while a block lasts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -8,8 +8,6 @@ little as rounding does, and other random numbers in the forward, which shows ho
 `harness/numerics/check.py` judges by these.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ it starts with `multiprocessing` before it has trained itself report their first
 trial. Forked processes inherit the hooks of the measurement; in them nothing is measured.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -24,8 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.script.monkeypatch import replaced
 
-_worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")
-"""What the processes of a DataLoader run."""
+_worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")  # what the processes of a DataLoader run
 
 ELSEWHERE = (
     "the script never trains in its own process; it starts others, in which nothing can be measured: write it for torchrun and "

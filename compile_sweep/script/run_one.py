@@ -4,8 +4,6 @@ Next to that file, it leaves `outcome` (JSON: a measurement, or an error), `traj
 `progress` (JSON: the phase, and figures of the first pass).
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -38,8 +36,7 @@ from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import FUNCTIONAL, NO_OPTIMIZER, Kind, Session, Stop, leave
 from compile_sweep.script.trial import BUNDLE, RUNS_AT_ONCE, TRAINED_ELSEWHERE
 
-LEAVING_S = 10.0
-"""Seconds that the script's `finally` blocks may take once everything is measured."""
+LEAVING_S = 10.0  # seconds that the script's `finally` blocks may take once everything is measured
 
 
 class Reporter:

@@ -6,8 +6,6 @@ nothing. Folders that are too large to recreate are links, too; when something i
 deep. Above the working directory, one level exists, as links, for a script that reads `../data`.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import os
@@ -21,8 +19,7 @@ from typing import Any
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.monkeypatch import replaced
 
-COPIED_BYTES = 256 * 2**10
-"""Files up to this size are copied."""
+COPIED_BYTES = 256 * 2**10  # files up to this size are copied
 
 COPIED_BYTES_IN_ALL = 64 * 2**20
 

@@ -54,8 +54,7 @@ from compile_sweep.script.monkeypatch import replaced
 from compile_sweep.script.processes import ELSEWHERE, Processes
 from compile_sweep.script.steady_steps import Stream
 
-QUIET_STEPS = 3
-"""Number of steps without a compile after which no more are expected."""
+QUIET_STEPS = 3  # number of steps without a compile after which no more are expected
 
 CUDAGRAPH_QUIET_STEPS = 5
 """The equivalent with CUDA graphs, which are captured in the second run of a graph and replayed from the third."""
@@ -85,8 +84,7 @@ FUNCTIONAL = (
 TAKES_OVER_AFTER = 2
 """Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
-MAX_RESTARTS = 3
-"""Maximum number of restarts of the timing because something compiled."""
+MAX_RESTARTS = 3  # maximum number of restarts of the timing because something compiled
 
 
 class Stop(BaseException):

@@ -1,7 +1,5 @@
 """Converts what a session found to the figures of a record and to sentences for a person."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -16,11 +14,8 @@ from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import Stream
 
-PIPELINE = "script"
-"""Value of `pipeline` in records: the script provides batches, and its wait for them is not counted."""
-
-INPUT_BOUND_SHARE = 0.05
-"""Fraction of a step spent waiting for data above which that is reported first."""
+PIPELINE = "script"  # value of `pipeline` in records: the script provides batches, and its wait for them is not counted
+INPUT_BOUND_SHARE = 0.05  # fraction of a step spent waiting for data above which that is reported first
 
 
 def measurement(session: Session) -> Measurement:

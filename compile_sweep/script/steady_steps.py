@@ -21,14 +21,9 @@ from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import Window
 from compile_sweep.script.clock import StepTime
 
-PASS_S = 0.3
-"""Approximate seconds of a pass."""
-
-PASS_STEPS = (2, 50)
-"""Minimum and maximum number of steps in a pass."""
-
-USUAL_SHARE = 0.3
-"""Fraction of steps that include an evaluation, above which it belongs to a typical step."""
+PASS_S = 0.3  # approximate seconds of a pass
+PASS_STEPS = (2, 50)  # minimum and maximum number of steps in a pass
+USUAL_SHARE = 0.3  # fraction of steps that include an evaluation, above which it belongs to a typical step
 
 
 @dataclass(slots=True, kw_only=True)

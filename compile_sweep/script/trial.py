@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 
-BUNDLE = "bundle"
-"""File in a run's folder with what torch compiled."""
+BUNDLE = "bundle"  # file in a run's folder with what torch compiled
 
 TRAINED_ELSEWHERE = "trained-elsewhere"
 """File in a run's folder with the sentence about a process of the script's that trains."""
@@ -46,8 +45,7 @@ TRAINED_ELSEWHERE = "trained-elsewhere"
 RUNS_AT_ONCE = 3
 """Maximum number of eager runs side by side, on a GPU with room for them: most of each is starting and building the model."""
 
-MAX_WRITTEN_BYTES = 50 * 2**30
-"""Maximum bytes that a script may write in a trial."""
+MAX_WRITTEN_BYTES = 50 * 2**30  # maximum bytes that a script may write in a trial
 
 _OF_THE_GROUP = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_TORCH_DEVICE",
@@ -56,8 +54,7 @@ _OF_THE_GROUP = {
 
 _LOG_LINES = 15
 
-_LOOKS_EVERY_S = 10.0
-"""Seconds between two checks of how much it wrote."""
+_LOOKS_EVERY_S = 10.0  # seconds between two checks of how much it wrote
 
 
 class RunFailed(Exception):

@@ -1,7 +1,5 @@
 """Applies settings to training that continues: a sweep's winner, given by its folder, a file or text."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -41,8 +39,7 @@ from compile_sweep.script.session import current
 
 Item = TypeVar("Item")
 
-OBSERVED_CALLS = 3
-"""Number of calls after which batches count as having one shape, if marks wait for two lengths."""
+OBSERVED_CALLS = 3  # number of calls after which batches count as having one shape, if marks wait for two lengths
 
 
 def settings_of(given: CompileSettings | str | Path) -> CompileSettings:

@@ -6,8 +6,6 @@ contents of one publish become one object, because hundreds of small objects cos
 owner, so the actor puts objects, never a trial.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
@@ -34,8 +32,7 @@ MEMORY_BYTES = 2**30
 Slab = NDArray[np.uint8]
 """Concatenated contents. A numpy array, because readers on the actor's host then share its memory; bytes would be copied."""
 
-Span = tuple[int, int]
-"""Offset and length of a content in its slab, in bytes."""
+Span = tuple[int, int]  # offset and length of a content in its slab, in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,6 @@ manifests/<name>.json
 hits/<manifest's name>/<count>-<random>    empty files: the listing says everything
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
@@ -26,14 +24,9 @@ from orchestrator.artifacts.manifest import DIGEST
 from orchestrator.artifacts.shelf import BlobInfo, Blobs, Use
 from orchestrator.storage import filesystem
 
-AT_ONCE = 8
-"""Number of concurrent requests: an object store answers each in tens of milliseconds, whatever its size."""
-
-TIMEOUT_S = 60.0
-"""Seconds for all contents of one call: compiling again costs about as much."""
-
-DEAD = timedelta(hours=1)
-"""Age after which an unfinished part is abandoned."""
+AT_ONCE = 8  # number of concurrent requests: an object store answers each in tens of milliseconds, whatever its size
+TIMEOUT_S = 60.0  # seconds for all contents of one call: compiling again costs about as much
+DEAD = timedelta(hours=1)  # age after which an unfinished part is abandoned
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 

@@ -4,8 +4,6 @@ Torch unpickles what it reads there, which runs code, and its format has no sign
 adds them, and makes sure that no compile fails because of a server.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 

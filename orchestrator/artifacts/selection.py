@@ -1,7 +1,5 @@
 """Selects the entries of a store that a trial restores. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +10,7 @@ from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.manifest import Entry, Manifest
 
-MAX_BYTES = 2 * 2**30
-"""Maximum that a trial restores, in bytes: reading and unpacking more takes longer than it saves."""
+MAX_BYTES = 2 * 2**30  # maximum that a trial restores, in bytes: reading and unpacking more takes longer than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

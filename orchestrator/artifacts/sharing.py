@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 RESTORE_LIMIT_S = 120.0
 """Seconds after which a trial continues without artifacts; longer than most compiles that artifacts would save."""
 
-PUBLISH_LIMIT_S = 120.0
-"""Seconds after which a trial ends without having published."""
-
-_SPARE_S = 5.0
-"""Seconds of the trial's time that are reserved for what follows."""
+PUBLISH_LIMIT_S = 120.0  # seconds after which a trial ends without having published
+_SPARE_S = 5.0  # seconds of the trial's time that are reserved for what follows
 
 Result = TypeVar("Result")
-Name = tuple[str, str]
-"""Kind and key of an artifact."""
+Name = tuple[str, str]  # kind and key of an artifact
 
 
 @dataclass(slots=True)

@@ -1,7 +1,5 @@
 """Interface of the store's back-ends (folder, object store, cluster memory): named bytes, which they never interpret."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

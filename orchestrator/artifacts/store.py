@@ -3,8 +3,6 @@
 `open_store` turns the value of `--cache-store` into a store.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +18,7 @@ from orchestrator.artifacts.signing import SigningKey
 GRACE = timedelta(hours=1)
 """How long `collect` keeps a content without a manifest: a publisher writes its manifest last."""
 
-_TRIES = 3
-"""Attempts to publish contents that a concurrent collection removes."""
+_TRIES = 3  # attempts to publish contents that a concurrent collection removes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,6 @@ which a worker starts. So a trial's plan holds an address without its credential
 address in the cluster's memory.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +16,7 @@ from ray.experimental import internal_kv
 
 from compile_sweep.schema.redact import REDACTED, redact_uri
 
-HEAD_RESOURCE = "node:__internal_head__"
-"""A resource that only the head has, under Ray's name for it."""
+HEAD_RESOURCE = "node:__internal_head__"  # A resource that only the head has, under Ray's name for it
 
 HEAD_CLAIM = {HEAD_RESOURCE: 0.001}
 """Resources that pin an actor to the head without claiming a core, because a head may have none."""

@@ -10,8 +10,6 @@ those the one with the least left over. Hosts fill up one after the other, and a
 host has room for all workers, Ray decides: it uses several hosts, or starts one.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading
@@ -123,13 +121,11 @@ def _advice(config: SweepConfig) -> str:
 
 
 PLACEMENT_ACTOR = "compile-sweep-packing"
-NODE_ID = "ray.io/node-id"
-"""A label of every Ray node."""
+NODE_ID = "ray.io/node-id"  # A label of every Ray node
 
 _TIMEOUT_S = 20.0
 
-Resources = Mapping[str, float]
-"""Amount of each resource, by name."""
+Resources = Mapping[str, float]  # amount of each resource, by name
 
 
 class PlacementActor:

@@ -6,8 +6,6 @@ before it sent the last part, such as the stacks of a deadline, the trial fetche
 host is gone, the folder keeps what was sent and a note that there may have been more.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading
@@ -32,8 +30,7 @@ LOG_ACTOR = "compile-sweep-log-book"
 SEND_INTERVAL_S = 2.0
 MAX_MESSAGE_BYTES = 2**20
 
-FETCH_TIMEOUT_S = 20.0
-"""How long to wait for the rest of a log; a trial's end should not take longer."""
+FETCH_TIMEOUT_S = 20.0  # how long to wait for the rest of a log; a trial's end should not take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ A file lock says which share is taken. The kernel releases it once the worker an
 they ended. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile
@@ -23,16 +21,14 @@ from pathlib import Path
 _SYSFS_CPUS = Path("/sys/devices/system/cpu")
 _OWN_THREADS = Path("/proc/self/task")
 
-MAX_COMPILE_THREADS = 32
-"""Torch's own limit on compile workers (`torch._inductor.config`)."""
+MAX_COMPILE_THREADS = 32  # torch's own limit on compile workers (`torch._inductor.config`)
 
 _SLOT_TIMEOUT_S = 5.0
 """How long to wait for the slot of a worker that was killed: its children hold the lock until the reaper has killed them."""
 
 _POLL_S = 0.05
 
-CpuLocation = tuple[int, int]
-"""NUMA node of a logical CPU, and the lowest logical CPU of its physical core."""
+CpuLocation = tuple[int, int]  # NUMA node of a logical CPU, and the lowest logical CPU of its physical core
 
 
 def cpu_share(slot: int, num_shares: int) -> tuple[int, ...]:

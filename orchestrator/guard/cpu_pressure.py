@@ -14,22 +14,18 @@ of the time: 0.
 Limits: threads that start and end between two samples are missed. Without schedstat, the host's PSI is used.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from pathlib import Path
 
-CONTENDED_ABOVE = 0.05
-"""Pressure above which a compile that ran next to other trials counts as slowed by them."""
+CONTENDED_ABOVE = 0.05  # pressure above which a compile that ran next to other trials counts as slowed by them
 
 _PROC = Path("/proc")
 _SAMPLE_INTERVAL_S = 1.0
 """A sample takes a few milliseconds of a thread that competes with Dynamo for the interpreter, so not more often."""
 
-_ThreadTimes = dict[tuple[int, int], tuple[int, int]]
-"""Nanoseconds run and waited, by (process, thread)."""
+_ThreadTimes = dict[tuple[int, int], tuple[int, int]]  # nanoseconds run and waited, by (process, thread)
 
 
 def is_contended(neighbors: int, cpu_pressure: float | None) -> bool:

@@ -7,8 +7,6 @@ compared is how many processes NVML lists with how many of ours have the GPU ope
 all. Then memory that was in use before the worker allocated any reveals a neighbor, and one that comes later goes unnoticed.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -21,11 +19,8 @@ import pynvml
 
 from orchestrator.guard.cpu_pressure import process_tree
 
-SAMPLE_INTERVAL_S = 2.0
-"""A sample takes a few milliseconds of a thread that mostly waits for the driver."""
-
-MAX_CONTEXT_BYTES = 3 * 2**29
-"""More than a CUDA context takes with its loaded kernels (0.5 to 1 GiB)."""
+SAMPLE_INTERVAL_S = 2.0  # A sample takes a few milliseconds of a thread that mostly waits for the driver
+MAX_CONTEXT_BYTES = 3 * 2**29  # more than a CUDA context takes with its loaded kernels (0.5 to 1 GiB)
 
 _GIB = 2**30
 

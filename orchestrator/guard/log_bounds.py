@@ -5,8 +5,6 @@ the blocks in the middle of a large log to the file system (`fallocate` punches 
 writing process. When the trial has ended, the log is rewritten without its middle.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import stat
@@ -14,12 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 HEAD_BYTES = 2 * 2**20
-TAIL_BYTES = 6 * 2**20
-"""Bytes kept at the beginning and at the end of a log that is longer than both together."""
+TAIL_BYTES = 6 * 2**20  # bytes kept at the beginning and at the end of a log that is longer than both together
 
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_BLOCK_UNIT = 512
-"""Unit of `st_blocks` in bytes, whatever the file system's own block size."""
+_BLOCK_UNIT = 512  # unit of `st_blocks` in bytes, whatever the file system's own block size
 _LONG_LINE_BYTES = 2**16
 
 

@@ -1,7 +1,5 @@
 """A look at the machine before a sweep: what on it would disturb measurements or end trials, while that can still be fixed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -15,13 +13,10 @@ from orchestrator.environment import visible_gpus
 
 _GIB = 2**30
 
-BUSY_LOAD = 0.5
-"""Load per core, averaged over the last minute, above which compile times are noticeably longer."""
+BUSY_LOAD = 0.5  # load per core, averaged over the last minute, above which compile times are noticeably longer
 LITTLE_MEMORY_BYTES = 4 * _GIB
-LITTLE_DISK_BYTES = 5 * _GIB
-"""A running trial's compile caches and logs take up to about 2 GiB."""
-IDLE_GPU_BYTES = 1 * _GIB
-"""Memory that a driver and a display may hold on a GPU that nobody computes on."""
+LITTLE_DISK_BYTES = 5 * _GIB  # A running trial's compile caches and logs take up to about 2 GiB
+IDLE_GPU_BYTES = 1 * _GIB  # memory that a driver and a display may hold on a GPU that nobody computes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

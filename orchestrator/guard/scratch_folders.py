@@ -5,8 +5,6 @@ marker file, written after the lock is taken and removed last, because a matchin
 ours.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os
@@ -24,8 +22,7 @@ from compile_sweep.schema.errors import ConfigError
 _ABANDONED_AFTER_S = 60.0
 """Age in seconds after which an unlocked folder is abandoned. A folder has no lock for a moment while it is being created."""
 
-_MARK = ".compile-sweep"
-"""The marker file that identifies a folder created here."""
+_MARK = ".compile-sweep"  # the marker file that identifies a folder created here
 
 
 @contextmanager

@@ -8,8 +8,6 @@ The driver holds one end of a pipe to the reaper, which the kernel closes when t
 Ray and outside its process tree, in a session of its own.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
@@ -29,8 +27,7 @@ SCRATCH_PREFIXES = ("compile-sweep-tune-", "compile-sweep-trial-")
 
 _READY, _DONE = b"ready\n", b"done\n"
 _POLL_S = 0.2
-_KEEP_KILLING_S = 2.0
-"""How long to look for more processes after the last one was killed: one may have been starting."""
+_KEEP_KILLING_S = 2.0  # how long to look for more processes after the last one was killed: one may have been starting
 
 
 class SessionReaper:

@@ -12,8 +12,6 @@ when a signal such as SIGSEGV ends the process, and "Timeout" when its deadline 
 a host that is gone, there is no crash report, and the clock and Ray's message have to do.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re
@@ -32,13 +30,11 @@ from typing import IO
 
 from orchestrator.guard.log_bounds import free_middle
 
-OOM_NOTE = "the kernel's out-of-memory killer ended"
-"""Start of the reaper's note in a log."""
+OOM_NOTE = "the kernel's out-of-memory killer ended"  # start of the reaper's note in a log
 
 _FATAL = re.compile(r"^Fatal Python error: (.+?)\s*$", re.MULTILINE)
 _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$", re.MULTILINE)
-_MAX_TAIL_BYTES = 1_000_000
-"""How much of the end of a log is read; enough for the stacks of several hundred threads."""
+_MAX_TAIL_BYTES = 1_000_000  # how much of the end of a log is read; enough for the stacks of several hundred threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +78,7 @@ def _tail(path: Path, begin: int) -> str:
         return ""
 
 
-ATTEMPT_MARKER = "COMPILE_SWEEP_ATTEMPT"
-"""Environment variable that identifies the attempt a process belongs to."""
+ATTEMPT_MARKER = "COMPILE_SWEEP_ATTEMPT"  # environment variable that identifies the attempt a process belongs to
 
 SESSION_MARKER = "COMPILE_SWEEP_SESSION"
 """Environment variable that identifies the local Ray session a process belongs to. Reapers have neither: they outlive both."""
@@ -92,11 +87,8 @@ _POLL_S = 0.2
 _OOM_WINDOW_POLLS = 10
 """Number of polls over which the reaper looks back when the worker ends: an earlier out-of-memory kill is unrelated."""
 
-_LOG = 1
-"""The reaper's standard output is the log of the worker that it watches."""
-
-_KILL_AGAIN_S = 1.0
-"""How long the reaper keeps killing: a process may start another one while it is being killed."""
+_LOG = 1  # the reaper's standard output is the log of the worker that it watches
+_KILL_AGAIN_S = 1.0  # how long the reaper keeps killing: a process may start another one while it is being killed
 
 
 def log_crashes(log: IO[str]) -> None:

@@ -23,11 +23,8 @@ from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.outcome import exit_text
 from compile_sweep.schema.redact import last_line
 
-DEADLINE_S = 900.0
-"""Seconds that a question may take by default, as long as a trial may."""
-
-_UNBOUNDED = frozenset({"largest_batch"})
-"""Questions that compile, one size after the other, and so have no deadline."""
+DEADLINE_S = 900.0  # seconds that a question may take by default, as long as a trial may
+_UNBOUNDED = frozenset({"largest_batch"})  # questions that compile, one size after the other, and so have no deadline
 
 
 class Describer:

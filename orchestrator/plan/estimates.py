@@ -1,7 +1,5 @@
 """Estimates how long a trial will take, for plans and budgets; never used as a result."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict
@@ -46,8 +44,7 @@ _LEAST_COMPILE_S = 1.0
 _LEAST_PACE = 0.1
 """Limit on what one trial says about a machine's pace: at most ten times faster or slower than estimated."""
 
-_RECORDING = "cudagraph_capture"
-"""Key of `compile_phases_s`."""
+_RECORDING = "cudagraph_capture"  # key of `compile_phases_s`
 
 _WARM_SHARE = 0.2
 """Fraction of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""

@@ -1,7 +1,5 @@
 """What `--list` prints: workloads, recipes and settings by name, each with a one-line description."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator
@@ -14,8 +12,7 @@ from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
 
-Line = tuple[str, str]
-"""A name and its description."""
+Line = tuple[str, str]  # A name and its description
 
 
 def show(console: Console, describer: Describer) -> None:

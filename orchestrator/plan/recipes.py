@@ -1,7 +1,5 @@
 """Named sweeps: a recipe is a function from the target to the candidates it would like to try, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import product
@@ -13,11 +11,8 @@ from orchestrator.plan.space import Candidate, Target, every_candidate
 
 Recipe = Callable[[Target], Iterator[Candidate]]
 
-AUTO_RECIPE = "auto"
-"""The recipe of a sweep that does not name one."""
-
-GROUP_WINDOW = 100
-"""Number of batches within which recipes group captions of similar length."""
+AUTO_RECIPE = "auto"  # the recipe of a sweep that does not name one
+GROUP_WINDOW = 100  # number of batches within which recipes group captions of similar length
 
 AS_WRITTEN: Candidate = {"scope": "eager", "as_written": "on"}
 """A script without changes, the baseline of every sweep of one."""

@@ -1,7 +1,5 @@
 """Fills in what a sweep's configuration leaves open, from the machine, the workload, the sweep's folder and an earlier run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -37,8 +35,7 @@ from orchestrator.search import Searcher
 from orchestrator.storage import mirror
 from orchestrator.tracking import Destination
 
-GIVEN = "given"
-"""Name of the recipe of a sweep with `--settings`."""
+GIVEN = "given"  # name of the recipe of a sweep with `--settings`
 
 
 def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool = False) -> Device:
@@ -162,8 +159,7 @@ def _words_of(recipe: str | None, before: SweepConfig | None) -> str:
     return "settings of its own" if name == GIVEN else name
 
 
-_LEAST_DEADLINE_S = 120.0
-"""Minimum seconds that recipe auto lets a setting compile, however little time there is."""
+_LEAST_DEADLINE_S = 120.0  # minimum seconds that recipe auto lets a setting compile, however little time there is
 
 
 def _compile_deadline_s(config: SweepConfig, budget_s: float | None) -> float:

@@ -1,7 +1,5 @@
 """Plans a sweep of a person's script: its command-line options, and how its plan differs from a workload's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

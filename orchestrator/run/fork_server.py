@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 _MARKER_CHARS = 120
 """Room for an attempt's marker in the environment that the kernel shows of a forked process, in characters."""
 
-_PROBE_S = 60
-"""Seconds after which a forked child with a tiny computation counts as hanging."""
+_PROBE_S = 60  # seconds after which a forked child with a tiny computation counts as hanging
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes `torch.cuda.is_available` use NVML: once a process has called CUDA, its children cannot use it."""

@@ -3,8 +3,6 @@
 The local runner and the workers of a standing group on Ray both make attempts this way.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

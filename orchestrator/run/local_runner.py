@@ -1,7 +1,5 @@
 """Runs trials in processes of this host, without Ray: each attempt is one forked process, watched until it ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

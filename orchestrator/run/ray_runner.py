@@ -1,7 +1,5 @@
 """Runs trials on Ray: Ray Tune schedules them, Ray Train runs each trial's workers, on this host or in a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,8 +12,7 @@ from orchestrator.run.runner import Batch, new_trial_ids
 from orchestrator.run.session import Interrupts, ray_session
 from orchestrator.tracking import Tracking
 
-_PROGRESS_TIMEOUT_S = 0.5
-"""Seconds that the live view waits for the progress actor; it asks again soon."""
+_PROGRESS_TIMEOUT_S = 0.5  # seconds that the live view waits for the progress actor; it asks again soon
 
 
 class RayRunner:

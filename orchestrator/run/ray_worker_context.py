@@ -1,7 +1,5 @@
 """How a worker of Ray Train finds out its host, cores and GPU, and how it reports to the progress actor on the head."""
 
-from __future__ import annotations
-
 import os
 import platform
 import threading
@@ -22,14 +20,9 @@ from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import own_cores
 
-STOP_POLL_S = 1.0
-"""Seconds between a worker's queries whether its trial should stop."""
-
-_TELL_TIMEOUT_S = 20.0
-"""Timeout in seconds of a worker's calls, which delay the measurement."""
-
-_STOPPED_EXIT = 75
-"""Exit code of a worker that stopped on request; informational only."""
+STOP_POLL_S = 1.0  # seconds between a worker's queries whether its trial should stop
+_TELL_TIMEOUT_S = 20.0  # timeout in seconds of a worker's calls, which delay the measurement
+_STOPPED_EXIT = 75  # exit code of a worker that stopped on request; informational only
 
 
 class RayParent:

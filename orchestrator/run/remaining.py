@@ -3,8 +3,6 @@
 Also decides which trials to repeat alone: members of the front, or candidates for it, that neighbors disturbed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile
 

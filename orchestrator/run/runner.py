@@ -137,8 +137,7 @@ class Proposals:
         return None
 
 
-LOOK_EVERY_S = 0.5
-"""Seconds between two decisions about which running trials to stop."""
+LOOK_EVERY_S = 0.5  # seconds between two decisions about which running trials to stop
 
 
 class EarlyStopping:

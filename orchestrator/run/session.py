@@ -1,7 +1,5 @@
 """The Ray session of a sweep, and the handling of interrupts."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

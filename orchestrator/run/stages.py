@@ -1,7 +1,5 @@
 """The stages of a sweep, in order: what is left, the front cold, disturbed trials alone, a script as it is again, warm starts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +27,7 @@ from orchestrator.tracking import Tracking
 from orchestrator.view import printed
 from orchestrator.view.live import BaselineOf, LiveView
 
-FrontOf = Callable[[Path], list[str]]
-"""Returns the settings keys of a folder's current front."""
+FrontOf = Callable[[Path], list[str]]  # returns the settings keys of a folder's current front
 
 
 class Fronts(NamedTuple):

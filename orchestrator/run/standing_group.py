@@ -8,8 +8,6 @@ then ends a child, and the group continues. If a worker itself ends, so does the
 In a cluster every attempt has a group of its own, because hosts are chosen anew for every trial.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
@@ -35,14 +33,9 @@ from orchestrator.run.ray_worker_context import STOP_POLL_S, RayParent
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
-_POLL_S = 0.2
-"""Seconds between a worker's checks of its child, and between those of the group by the trial's process."""
-
-_ORDER_POLL_S = 0.05
-"""Seconds between an idle worker's checks for an order."""
-
-_CLOSE_S = 10.0
-"""Seconds that a group may take to end itself."""
+_POLL_S = 0.2  # seconds between a worker's checks of its child, and between those of the group by the trial's process
+_ORDER_POLL_S = 0.05  # seconds between an idle worker's checks for an order
+_CLOSE_S = 10.0  # seconds that a group may take to end itself
 
 
 class WorkerDied(Exception):

@@ -9,8 +9,6 @@ resume. So before a trial's first attempt, a line is durably written to `starts.
 start without a record counts; a setting with two of them is recorded as failed and skipped.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -34,11 +32,9 @@ from orchestrator.guard.log_bounds import bound_logs
 
 SCHEMA_VERSION = 2
 LOGS = "logs"
-TRAIN_STATE = ".train-"
-"""Prefix of folders with a running trial's Ray Train state; a killed driver leaves them behind."""
+TRAIN_STATE = ".train-"  # prefix of folders with a running trial's Ray Train state; a killed driver leaves them behind
 STARTS_FILE = "starts.jsonl"
-ROOM_FILE = ".room-for-records"
-"""File that takes up the room that records need if the disk fills up during the sweep."""
+ROOM_FILE = ".room-for-records"  # file that takes up the room that records need if the disk fills up during the sweep
 ROOM_BYTES = 1 << 20
 ROOM_USED = "the room kept for records has been used"
 """Why no further trial should start although every record was written."""

@@ -1,7 +1,5 @@
 """Converts Ray Train's error to what is known of an attempt's end: which worker's error counts, and which hosts are gone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,8 +15,7 @@ from orchestrator.guard.watchdog import CrashReport
 from orchestrator.run.trial_spec import TrialPlan
 from orchestrator.run.worker import MeasurementFailed
 
-_TAIL_CHARS = 20_000
-"""How many characters at the end of Ray's log are searched for a traceback."""
+_TAIL_CHARS = 20_000  # how many characters at the end of Ray's log are searched for a traceback
 
 
 def death_of(

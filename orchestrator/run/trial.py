@@ -3,8 +3,6 @@
 The functions that make an attempt (in a worker group on Ray, or in a local process) and call the progress tracker are arguments.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -44,11 +42,8 @@ from orchestrator.run import sweep_folder
 from orchestrator.run.sweep_folder import ROOM_USED, give_room, note_start
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 
-GRACE_S = 15.0
-"""Seconds past the trial's deadline until workers that have not ended themselves are killed."""
-
-RECORD_PATIENCE_S = 30.0
-"""Seconds that a finished trial waits for disk space to write its record."""
+GRACE_S = 15.0  # seconds past the trial's deadline until workers that have not ended themselves are killed
+RECORD_PATIENCE_S = 30.0  # seconds that a finished trial waits for disk space to write its record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +72,8 @@ class Attempt:
         return judge_death(self.death)
 
 
-Attempts = Callable[[Assignment], Attempt]
-"""Makes one attempt, in new processes."""
-
-Ask = Callable[..., Any]
-"""Calls a method of the progress tracker by name; returns None if it does not answer."""
+Attempts = Callable[[Assignment], Attempt]  # makes one attempt, in new processes
+Ask = Callable[..., Any]  # calls a method of the progress tracker by name; returns None if it does not answer
 
 
 def run_trial(assignment: Assignment, attempt: Attempts, ask: Ask) -> tuple[str, str | None]:

@@ -16,8 +16,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, SweepConfig
 from orchestrator.run.sweep_folder import LOGS
 
-_TIMED_SHARE = 1 / 20
-"""Fraction of a sweep's time budget that one trial may spend on timing steps after its first pass."""
+_TIMED_SHARE = 1 / 20  # fraction of a sweep's time budget that one trial may spend on timing steps after its first pass
 
 
 def log_file_name(rank: int) -> str:

@@ -11,8 +11,6 @@ configuration and its reports. Here a configuration only says how to run the tri
 measurements are in its record, which is durable before Tune learns of it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import uuid

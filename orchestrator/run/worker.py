@@ -47,22 +47,17 @@ if TYPE_CHECKING:
 PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
 """Files in a local worker's folder: its progress (one JSON array per line), and its result or error."""
 
-_PORT = "port"
-"""File in an attempt's folder: the port at which its workers meet."""
+_PORT = "port"  # file in an attempt's folder: the port at which its workers meet
 
 _PORT_POLL_S = 0.02
 _LOOPBACK = "127.0.0.1"
-_GROUP_TIMEOUT_S = 1800.0
-"""Timeout in seconds of each operation of the workers' process group."""
-
-_LEAVING_S = 10.0
-"""Seconds that a worker waits for other processes, such as those of a killed trial, to leave its GPU."""
+_GROUP_TIMEOUT_S = 1800.0  # timeout in seconds of each operation of the workers' process group
+_LEAVING_S = 10.0  # seconds that a worker waits for other processes, such as those of a killed trial, to leave its GPU
 
 EAGER_RUNS = ".eager-runs"
 """Folder in the sweep's folder with the eager runs of its workload, hidden because it is not one of the sweep's results."""
 
-REFERENCES = "script"
-"""Folder of a sweep with the results of its script's eager runs."""
+REFERENCES = "script"  # folder of a sweep with the results of its script's eager runs
 
 LET_DOWN_PATIENCE_S = 8.0
 """Seconds that a worker delays the error when its peer is gone. Ray ends the group at the first failure it learns of, within a

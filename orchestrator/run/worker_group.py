@@ -8,8 +8,6 @@ of this host. `GroupConfig` does not inherit from Ray's `TorchConfig`, because a
 it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -46,14 +44,9 @@ from orchestrator.run.trial import GRACE_S, Attempt
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import work
 
-UNWRITTEN = "unwritten"
-"""Key under which Tune gets the reason why a trial's record could not be written."""
-
-_ARRIVAL_POLL_S = 2.0
-"""Seconds between checks, in a cluster, whether a trial's workers have started."""
-
-_PROGRESS_TIMEOUT_S = 60.0
-"""Timeout in seconds of the trial's calls; Ray restarts a dead progress actor within seconds."""
+UNWRITTEN = "unwritten"  # key under which Tune gets the reason why a trial's record could not be written
+_ARRIVAL_POLL_S = 2.0  # seconds between checks, in a cluster, whether a trial's workers have started
+_PROGRESS_TIMEOUT_S = 60.0  # timeout in seconds of the trial's calls; Ray restarts a dead progress actor within seconds
 
 
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,8 +89,7 @@ def _attempt(assignment: Assignment) -> Attempt:
     return Attempt(death=death_of(plan, error, progress, worked_s, found), was_raised=was_raised, progress=progress)
 
 
-_standing: list[StandingGroup] = []
-"""The group that this process keeps from trial to trial, at most one."""
+_standing: list[StandingGroup] = []  # the group that this process keeps from trial to trial, at most one
 
 
 def _group_for(plan: TrialPlan) -> StandingGroup:

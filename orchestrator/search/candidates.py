@@ -1,7 +1,5 @@
 """What a search may propose: a finite, ordered set of settings, whose similarity is judged by their fields."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -12,13 +10,11 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.setting_text import flatten, format_value
 from compile_sweep.schema.settings import CompileSettings
 
-Codes = npt.NDArray[np.int32]
-"""One row per setting, one column per field; equal numbers in a column are equal values."""
+Codes = npt.NDArray[np.int32]  # one row per setting, one column per field; equal numbers in a column are equal values
 
 Floats = npt.NDArray[np.float64]
 
-ABSENT = ""
-"""Value of a field that does not apply, or that is left to torch or the workload."""
+ABSENT = ""  # value of a field that does not apply, or that is left to torch or the workload
 
 _ORDER = ("scope", "dynamic", "mode", "padding", "group_window", "optimizer", "attention")
 """Fields that distinguish settings first; the others follow by name."""
@@ -93,8 +89,7 @@ class Untried:
         return np.flatnonzero(self._is_left)
 
 
-_REACH = 0.3
-"""Part of a numeric field's values over which its likeness falls to 1/e."""
+_REACH = 0.3  # part of a numeric field's values over which its likeness falls to 1/e
 
 
 def _likeness(values: Sequence[str]) -> Floats:

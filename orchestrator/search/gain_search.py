@@ -3,8 +3,6 @@
 Also chooses the settings that a search begins with, before results can guide it.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ to be independent, its expectation is the same sum with expected lengths (the gr
 Emmerich, Deutz and Klinkenberg, "Hypervolume-based expected improvement", CEC 2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -46,11 +46,8 @@ BELIEFS: Mapping[str, tuple[float, float]] = {
 they decide only where no sweep has shown the lever. Other levers are expected to gain nothing.
 """
 
-_WORTH_ELSEWHERE = 0.5
-"""Weight of a workload on another kind of device."""
-
-_FAILS = 0.1
-"""Fraction of settings that fail, before any results."""
+_WORTH_ELSEWHERE = 0.5  # weight of a workload on another kind of device
+_FAILS = 0.1  # fraction of settings that fail, before any results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

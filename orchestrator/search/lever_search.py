@@ -6,8 +6,6 @@ from the product. Measurements of this sweep correct the gains of the levers tha
 the largest expected improvement over the best so far per second of its trial.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,11 +27,8 @@ from orchestrator.search.levers import LENGTHS, Lever, changed, kind_of, levers_
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-_LEVEL = 10.0
-"""Standard deviation of the logarithm of the baseline's speed, about which nothing is known."""
-
-_INTERPLAY = 0.12
-"""Standard deviation of the part of a setting's log speed that its levers do not explain individually."""
+_LEVEL = 10.0  # standard deviation of the logarithm of the baseline's speed, about which nothing is known
+_INTERPLAY = 0.12  # standard deviation of the part of a setting's log speed that its levers do not explain individually
 
 _ALIKE = 0.6
 """Correlation, in that part, between settings that differ in one lever; with two levers, its square, and so on, as in
@@ -53,11 +48,8 @@ _PER_TOKEN_SPREAD = 0.25
 captioning model in eager mode (docs/results/h200-side-by-side).
 """
 
-_OF_LENGTHS = (*LENGTHS, "group_window")
-"""Levers that decide how many tokens a batch is padded to."""
-
-_NOISE = 0.01
-"""Standard deviation of a measured log speed."""
+_OF_LENGTHS = (*LENGTHS, "group_window")  # levers that decide how many tokens a batch is padded to
+_NOISE = 0.01  # standard deviation of a measured log speed
 
 LEAST_GAIN = 0.003
 """Expected improvement below which no setting is worth trying: less than repeated measurements differ by."""
@@ -65,14 +57,9 @@ LEAST_GAIN = 0.003
 _WORTH_A_RISK = 0.02
 """Least expected log gain of a lever in the first compiled settings, which pull many levers at once: any could fail them all."""
 
-_STRAY_FAILURES = 0.1
-"""Fraction of settings that fail although each of their levers works."""
-
-_MOST_PLANNED = 8
-"""Maximum number of settings that are planned ahead: later ones depend on the results of these."""
-
-_DRAWS = 256
-"""Number of draws of possible results for a forecast."""
+_STRAY_FAILURES = 0.1  # fraction of settings that fail although each of their levers works
+_MOST_PLANNED = 8  # maximum number of settings that are planned ahead: later ones depend on the results of these
+_DRAWS = 256  # number of draws of possible results for a forecast
 
 
 class Step(NamedTuple):

@@ -1,7 +1,5 @@
 """Describes a setting as the levers that it pulls: fields with a value other than the default."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -25,8 +23,7 @@ _IMPLIED = ("mode", "as_written", "options.coordinate_descent_tuning")
 
 _TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 
-_UNNUMBERED = ("buckets", "bucket_size")
-"""Fields whose values belong to one workload's lengths."""
+_UNNUMBERED = ("buckets", "bucket_size")  # fields whose values belong to one workload's lengths
 
 
 class Lever(NamedTuple):

@@ -6,8 +6,6 @@ fixed. A sampler often suggests what was already tried. Then it is asked again, 
 from its suggestion in the fewest fields is tried and reported instead.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec

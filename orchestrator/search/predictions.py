@@ -1,7 +1,5 @@
 """Predicts figures and durations of untried settings from the records of tried ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,8 +19,7 @@ from orchestrator.search.surrogate import NODES, WEIGHTS, Posterior, Scale, like
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-_USUAL_FAILURES = 0.1
-"""Assumed fraction of settings that fail, before there is any result."""
+_USUAL_FAILURES = 0.1  # assumed fraction of settings that fail, before there is any result
 
 _FAILURE_SPREAD = 0.5
 """Standard deviation of failing, as a 0/1 variable; about its value if both outcomes are equally likely."""

@@ -3,8 +3,6 @@
 Also contains the proposer that learns nothing: every candidate in order, or shuffled.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from enum import StrEnum

@@ -7,8 +7,6 @@ known, and are compared with the front directly. And a trial that compiles sever
 abandoned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,8 +35,7 @@ SPEEDS = ("samples_per_s", "tokens_per_s")
 EARLY = (*SPEEDS, "step_ms_median", "compile_s", "warmup_s", "peak_memory_bytes", "peak_reserved_bytes")
 """Figures known after the first timed pass."""
 
-_MOST_KNOWN = 200
-"""Number of latest results that predictions use. Bounds their time."""
+_MOST_KNOWN = 200  # number of latest results that predictions use. Bounds their time.
 
 Prune = Callable[[Record, Sequence[Record]], Record | None]
 """Given a recorded row and the rows before it, returns the row as it would be had the trial been stopped; None if it would not
@@ -308,8 +305,7 @@ def _stopped(pruning: Pruning, row: Record) -> Record | None:
     return _as_stopped(row, found, Phase.STEADY, elapsed_s) if found else None
 
 
-_LEAST_PASSES = 3
-"""Minimum number of passes in a measurement; the first is at most this part of its timed steps."""
+_LEAST_PASSES = 3  # minimum number of passes in a measurement; the first is at most this part of its timed steps
 
 
 def _timed_s(row: Record) -> float:

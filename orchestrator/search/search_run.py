@@ -1,7 +1,5 @@
 """A running search: the proposer with what it learns from, what was spent, and when that is enough."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -39,8 +37,7 @@ from orchestrator.search.gain_search import good_elsewhere
 from orchestrator.search.lever_prior import Prior, shipped_prior
 from orchestrator.search.lever_search import LeverSearch, Step
 
-MOST_REFUSED = 20
-"""Number of consecutive proposals over the budget after which no fitting one is expected."""
+MOST_REFUSED = 20  # number of consecutive proposals over the budget after which no fitting one is expected
 
 _AN_HOUR_S = 3600.0
 

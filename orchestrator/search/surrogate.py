@@ -22,17 +22,13 @@ NODES: Floats = _NODES
 WEIGHTS: Floats = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
 """Nodes that represent a standard normal variable, with their weights (Gauss-Hermite quadrature)."""
 
-_SHARED = 0.75
-"""Fraction of the variance that fields explain individually."""
+_SHARED = 0.75  # fraction of the variance that fields explain individually
 
 _ALIKE = 0.6
 """Correlation, in the rest of the variance, between settings that differ in one field; with two, its square, and so on."""
 
-_NOISE = 0.02**2
-"""Variance of a repeated measurement, as a fraction of the figure's variance."""
-
-_PRIOR_TRIALS = 2.0
-"""Number of trials that the prior scale of a figure counts as."""
+_NOISE = 0.02**2  # variance of a repeated measurement, as a fraction of the figure's variance
+_PRIOR_TRIALS = 2.0  # number of trials that the prior scale of a figure counts as
 
 
 @dataclass(frozen=True, slots=True)

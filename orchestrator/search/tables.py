@@ -6,8 +6,6 @@ without what replays do not need, so that a table of some hundred settings stays
     python -m orchestrator.search.tables SWEEP benchmarks/tables/NAME
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Where files can be kept: a folder, or any file system or object store that pyarrow or fsspec has a URI for."""
 
-from __future__ import annotations
-
 import os
 import re
 import uuid
@@ -14,15 +12,13 @@ from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileS
 from compile_sweep.schema import redact
 
 SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-FSSPEC = "fsspec+"
-"""Prefix for the scheme of a file system that only fsspec knows: fsspec+https://…"""
+FSSPEC = "fsspec+"  # prefix for the scheme of a file system that only fsspec knows: fsspec+https://…
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """Pyarrow's names of object stores, where an object appears whole once it is written and folders do not exist."""
 
 
-_GCS_PATIENCE_S = 12
-"""As long as three tries of 4 s on S3."""
+_GCS_PATIENCE_S = 12  # as long as three tries of 4 s on S3
 
 
 def normalized(location: str) -> str:

@@ -9,8 +9,6 @@ longer: losing the head loses at most the trials that ended within that time, an
 storage.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading
@@ -43,8 +41,7 @@ _RESTS = 4
 """The copying thread sleeps this many times as long as its last copy took, so that it takes little from the measurements."""
 
 
-State = tuple[int, int]
-"""State of a file when it was copied: its modification time in ns and its size in bytes."""
+State = tuple[int, int]  # state of a file when it was copied: its modification time in ns and its size in bytes
 
 
 def normalized(location: str) -> str:

@@ -74,8 +74,7 @@ class Destination:
         return shown(self.spelled)
 
 
-SERIES = ("step_ms", "eager_step_ms")
-"""Fields with one value per step."""
+SERIES = ("step_ms", "eager_step_ms")  # fields with one value per step
 
 _NOT_FIGURES = ("settings", "trial_id", "settings_key", "source", "schema_version")
 
@@ -155,8 +154,7 @@ def _instant(text: str) -> datetime | None:
         return None
 
 
-_IN_THE_FOLDER = ("settings", "excluded")
-"""Configuration fields that are too long to show in a tracker."""
+_IN_THE_FOLDER = ("settings", "excluded")  # configuration fields that are too long to show in a tracker
 
 
 class SweepFacts(NamedTuple):

@@ -4,8 +4,6 @@ A tracker is opened before the sweep begins, so that a wrong address is found th
 sentence at the end and remains in the sweep's folder.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time
@@ -18,14 +16,9 @@ from compile_sweep.schema.errors import ConfigError, TrackingError
 from orchestrator.config import shown
 from orchestrator.tracking.base import Destination, LoggedTrial, Service, entry_of
 
-OPENS_WITHIN_S = 90.0
-"""Seconds that a tracker may take to answer at all, including the import of its library."""
-
-ENDS_WITHIN_S = 60.0
-"""Seconds that all trackers together may take for the rest once the sweep has ended."""
-
-_LONGEST = 300
-"""Maximum length of a complaint, in characters."""
+OPENS_WITHIN_S = 90.0  # seconds that a tracker may take to answer at all, including the import of its library
+ENDS_WITHIN_S = 60.0  # seconds that all trackers together may take for the rest once the sweep has ended
+_LONGEST = 300  # maximum length of a complaint, in characters
 
 
 class Tracker(Protocol):

@@ -3,8 +3,6 @@
 The experiment is `compile-sweep/WORKLOAD-SIZE`, or what MLFLOW_EXPERIMENT_NAME says. A resumed sweep continues its run.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -22,11 +20,8 @@ _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # a sweep sends nothing but what --log-to asks for
 }
 
-_MOST_METRICS, _MOST_PARAMS = 1000, 100
-"""Limits of one request to a server; tags count toward both."""
-
-_LONGEST_TAG, _LONGEST_PARAM = 5000, 500
-"""Lengths in characters that every server accepts."""
+_MOST_METRICS, _MOST_PARAMS = 1000, 100  # limits of one request to a server; tags count toward both
+_LONGEST_TAG, _LONGEST_PARAM = 5000, 500  # lengths in characters that every server accepts
 
 _NOT_IN_A_NAME = re.compile(r"[^\w.: -]")
 """Characters that MLflow refuses in names, and slashes, which it reads as folders; module names may contain them."""

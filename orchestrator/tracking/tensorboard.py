@@ -3,8 +3,6 @@
 The setting and the figures are also written as hyperparameters, which TensorBoard's HPARAMS tab compares.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

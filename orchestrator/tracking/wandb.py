@@ -3,8 +3,6 @@
 W&B keeps its files in `wandb/` of the working directory, or where WANDB_DIR says; WANDB_MODE=offline sends nothing.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

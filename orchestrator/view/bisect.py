@@ -1,7 +1,5 @@
 """`--bisect`: finds the module whose compiled code does not follow eager, in a fresh process, and says what helps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,8 +9,7 @@ from compile_sweep.schema.redact import redact_text
 from orchestrator.run.forked_attempt import Servers
 from orchestrator.view.explain import Subject, measured_alone, print_subject
 
-DEADLINE_S = 3600.0
-"""Seconds that all compiles together may take."""
+DEADLINE_S = 3600.0  # seconds that all compiles together may take
 
 
 def bisect(subject: Subject, console: Console, servers: Servers) -> int:

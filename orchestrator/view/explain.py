@@ -1,7 +1,5 @@
 """`--explain`: measures one setting in a fresh process, without Ray, and says what the compiler made of it and what helps."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +23,8 @@ from orchestrator.run.trial_spec import Assignment
 COMPILE_DEADLINE_S = 900.0
 """Seconds that the warm-up, compiles included, may take: more than in a sweep, since there is only one setting."""
 
-DEADLINE_S = 1800.0
-"""Seconds that the whole measurement may take."""
-
-_LOG_LINES = 15
-"""Number of lines of the measured process's output that are shown if it returned no measurement."""
+DEADLINE_S = 1800.0  # seconds that the whole measurement may take
+_LOG_LINES = 15  # number of lines of the measured process's output that are shown if it returned no measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ from orchestrator.guard.progress import Progress
 
 _POLL_S = 0.5
 _STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
-FrontOf = Callable[[Path], Sequence[str]]
-"""Returns the settings keys of a folder's current front."""
+FrontOf = Callable[[Path], Sequence[str]]  # returns the settings keys of a folder's current front
 BaselineOf = Callable[[Path], str | None]
 """Returns the settings key of what is run today, given a folder's records; None before it is measured."""
 
@@ -40,8 +39,7 @@ _NUM_BEST, _NUM_LAST = 5, 3
 _LEAST_RUNNING = 3
 _MOST_CHARS = 112
 """Width of the live view on a wider terminal, where figures would be far from the names they belong to."""
-_OTHER_LINES = 19
-"""Number of lines of the live view besides those of running trials, and one to spare."""
+_OTHER_LINES = 19  # number of lines of the live view besides those of running trials, and one to spare
 
 
 @dataclass(slots=True)

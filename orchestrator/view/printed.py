@@ -1,7 +1,5 @@
 """What the sweep's command prints before and after the trials."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

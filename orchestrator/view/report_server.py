@@ -1,7 +1,5 @@
 """The report of a sweep while it runs: a server in a process of its own, which neither slows the sweep nor outlives it."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

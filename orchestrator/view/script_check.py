@@ -5,8 +5,6 @@ sweep would, and its numbers are compared with eager runs: the most valuable fin
 runs are forked from one process, which has imported torch and the packages that the script begins with.
 """
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 import textwrap
@@ -40,14 +38,9 @@ SHORT = {"compared_steps": 5, "min_passes": 2, "max_passes": 2, "min_window_s": 
 
 SCRIPT_BUDGET_S = 100.0
 
-QUICK_BACKEND = "aot_eager"
-"""Finds the same graphs and breaks as Inductor, and generates no code."""
-
-_STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}
-"""Additional seconds of a sweep's steady window."""
-
-_LEAVING_S = 3.0
-"""Seconds of the budget that are kept for ending processes and removing files."""
+QUICK_BACKEND = "aot_eager"  # finds the same graphs and breaks as Inductor, and generates no code
+_STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}  # additional seconds of a sweep's steady window
+_LEAVING_S = 3.0  # seconds of the budget that are kept for ending processes and removing files
 
 _COMPARING_S = 10.0
 """Least seconds of the budget that a comparison with eager runs is begun with; it imports torch into this process."""

@@ -4,14 +4,11 @@ Source: "Maximizing AI/ML Model Performance with PyTorch Compilation": 90 % shor
 (65-255), each followed by the end token; mean useful length 23.1.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
 PAD, START, END = 0, 1, 2
-FIRST_WORD = 3
-"""Smaller ids are the special tokens."""
+FIRST_WORD = 3  # smaller ids are the special tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,5 @@
 """Captions as tensors, and the input pipeline that a training job would have: worker processes make images and batches."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +13,7 @@ from compile_sweep.schema.shapes import ShapePolicy
 from workloads.captioning.captions import PAD, START
 from workloads.captioning.model import IGNORED_TOKEN
 
-MAX_LOADER_WORKERS = 12
-"""As many as the source's loader has; fewer if the process may use fewer cores."""
+MAX_LOADER_WORKERS = 12  # as many as the source's loader has; fewer if the process may use fewer cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,6 @@ Source: "Maximizing AI/ML Model Performance with PyTorch Compilation": ViT-base 
 cross-attention, vocabulary 1024, about 201 M parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +16,7 @@ from transformers.models.vit.modeling_vit import ViTAttention, eager_attention_f
 
 from workloads.captioning.captions import END, PAD, SOURCE_LENGTHS, START, TINY_LENGTHS, LengthDistribution
 
-IGNORED_TOKEN = -100
-"""Label of a padded position, which has no loss."""
+IGNORED_TOKEN = -100  # label of a padded position, which has no loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

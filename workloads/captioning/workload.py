@@ -1,7 +1,5 @@
 """The captioning workload: batches under a shape policy, and the parts of the model that are worth compiling separately."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """A compiler's output for the next process: one artifact, as plain bytes that cross processes and hosts."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Reading an entry of a compiled graph (its guards, compile seconds, and the entri
 only entries that this process made, or would load itself, may be read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Iterable

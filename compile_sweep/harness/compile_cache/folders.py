@@ -75,11 +75,8 @@ _OWN_FOLDERS = ("fxgraph", "aotautograd", "dynamo", "cache", "triton", "locks")
 _HERE = b"[KERNEL FOLDER]"
 """Placeholder for a kernel's own folder in Triton's lists of its files, which contain absolute paths."""
 _NAME = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_.=+@-]{,199}")
-CHOICES_FOLDER = "cache"
-"""Folder below Inductor's in which it keeps timings."""
-
-_MOST_UNPACKED_BYTES = 2**30
-"""Maximum size of one kernel's folder, which usually has some hundreds of kilobytes."""
+CHOICES_FOLDER = "cache"  # folder below Inductor's in which it keeps timings
+_MOST_UNPACKED_BYTES = 2**30  # maximum size of one kernel's folder, which usually has some hundreds of kilobytes
 
 _CHOICE_DEPTH = 3  # operation, inputs, matmul precision
 

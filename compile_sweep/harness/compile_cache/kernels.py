@@ -4,8 +4,6 @@ A kernel from a restored graph remembers the path it was written to on the host 
 configuration next to that path; so does torch when it saves one. Both are redirected to this process's own folder.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ does any error of a server that hangs, is full or is loading: torch tolerates a 
 the compile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol

@@ -6,8 +6,6 @@ has its number of threads in its code. Facts that torch's keys contain are liste
 reader who asks why two environments do not share.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -6,8 +6,6 @@ Built from `folders.py` (files), `bundles.py` (torch's bundles), `usage.py` (hit
 Output: `watch_caches` reports how many seconds hits saved; a warm compile time plus `saved_s` approximates the cold one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -46,8 +46,7 @@ FxGraphCache = private("torch._inductor.codecache", "FxGraphCache")
 PersistentCache = private("torch._inductor.codecache", "PersistentCache")
 AlgorithmSelectorCache = private("torch._inductor.select_algorithm", "AlgorithmSelectorCache")
 
-ArtifactName = tuple[str, str]
-"""Kind and key of an artifact."""
+ArtifactName = tuple[str, str]  # kind and key of an artifact
 TorchFunction = Callable[..., Any]
 
 

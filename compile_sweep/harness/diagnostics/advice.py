@@ -4,8 +4,6 @@ The table of causes, `compile_sweep/schema/causes/`, says what helps. This modul
 workload: guards of sizes, and performance hints. A finding without advice keeps torch's own words, shortened by `torch_logs.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -186,8 +184,7 @@ def explain_measurement(
     yield Section(title="numerics", lines=list(_numerics(found["numerics"])))
 
 
-_SHORT = 3
-"""How many findings of one kind a short list shows."""
+_SHORT = 3  # how many findings of one kind a short list shows
 
 
 def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) -> Iterator[str]:

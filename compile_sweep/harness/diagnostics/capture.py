@@ -6,8 +6,6 @@ silently runs without. So the loggers are read, and counters where they suffice.
 to 2.15.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings
@@ -25,8 +23,7 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.diagnostics import torch_logs
 from compile_sweep.harness.diagnostics.coverage import Expectation
 
-MAX_FINDINGS = 100
-"""Maximum number of different findings of one kind that are kept; a longer list would help nobody."""
+MAX_FINDINGS = 100  # maximum number of different findings of one kind that are kept; a longer list would help nobody
 
 _ARTIFACTS = ("graph_breaks", "recompiles", "perf_hints")
 _NO_CUDAGRAPH = "no CUDA graph was recorded"

@@ -1,7 +1,5 @@
 """Tells whether an exception comes from the compiler or from the code that it compiles."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 

@@ -63,8 +63,7 @@ class Expectation:
         return [_sentence(owner, names) for owner, names in missing.items()]
 
 
-_Place = tuple[str, int, str]
-"""File, first line and name of a code object."""
+_Place = tuple[str, int, str]  # file, first line and name of a code object
 
 
 def _place(code: CodeType) -> _Place:

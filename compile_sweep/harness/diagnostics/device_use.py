@@ -10,8 +10,6 @@ kernel runs, and of which kind.
 Output: figures by name, for `TrialRecord.device_use`; unavailable ones are left out. On a CPU there are none.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import defaultdict
@@ -44,8 +42,7 @@ KINDS = (
 )
 """Kinds of kernels by the names that cuBLAS, cuDNN, torch and Inductor give them; the first match counts."""
 
-MATRIX_SIZE = 8192
-"""Rows and columns of the product that measures the card's rate: 1.1 TFLOP, in bfloat16 400 MB."""
+MATRIX_SIZE = 8192  # rows and columns of the product that measures the card's rate: 1.1 TFLOP, in bfloat16 400 MB
 
 PROFILED_STEPS = 3
 _ALIGNED = 8

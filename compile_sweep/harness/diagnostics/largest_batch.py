@@ -5,8 +5,6 @@ A size is tried with two training steps on batches of the longest length: the op
 Output: the sizes that were tried, in order, each with its peak memory, or None if it did not fit.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,11 +20,8 @@ from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.outcome import may_run_out_of_memory
 from compile_sweep.schema.settings import CompileSettings
 
-MOST_TIMES = 64
-"""Maximum size, as a multiple of the workload's own batch size."""
-
-RESOLUTION = 32
-"""Bisection stops when sizes differ by less than one part in this many."""
+MOST_TIMES = 64  # maximum size, as a multiple of the workload's own batch size
+RESOLUTION = 32  # bisection stops when sizes differ by less than one part in this many
 
 _MOST_GUESSES = 8
 """Number of sizes after which lines through peaks are no longer believed, because they did not lead to the largest size."""

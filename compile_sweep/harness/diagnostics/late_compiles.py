@@ -7,8 +7,6 @@ its seconds belong to the throughput, and their rate says what to expect of a lo
 Output: sentences that say at which step something compiled, how long it took and why.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,7 @@ from torch._dynamo.utils import counters
 from compile_sweep.contract.base import Batch
 from compile_sweep.schema.causes.recompiles import fold_recompiles
 
-JOB_STEPS = 100_000
-"""Steps of a job that the rate of compiling is projected to."""
+JOB_STEPS = 100_000  # steps of a job that the rate of compiling is projected to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

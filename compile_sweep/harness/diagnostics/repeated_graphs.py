@@ -8,8 +8,6 @@ Output: the number of graphs without code. If there are any and no limit was hit
 setting's, and it has to be measured again without this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +17,7 @@ from torch._guards import CompileContext
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.schema.causes.recompiles import fold_recompiles
 
-GRAPHS_WITH_CODE = 2
-"""Number of graphs of one function that get code, whatever asked for them."""
+GRAPHS_WITH_CODE = 2  # number of graphs of one function that get code, whatever asked for them
 
 
 class RepeatedGraphs:

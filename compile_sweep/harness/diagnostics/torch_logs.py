@@ -4,8 +4,6 @@ Background: a message contains a whole stack, of which one frame is the user's, 
 Output: one text per finding; its first line is `place: what`, further lines are indented.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import os
@@ -20,8 +18,7 @@ from typing import NamedTuple
 
 from compile_sweep.schema.causes.recompiles import plain_guard
 
-LINE_LENGTH = 300
-"""Maximum length of a line, in characters."""
+LINE_LENGTH = 300  # maximum length of a line, in characters
 
 _HINTS = 3
 _QUOTED = r"""(?:"[^"]*"|'[^']*')"""

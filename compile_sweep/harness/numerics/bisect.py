@@ -8,8 +8,6 @@ torch's own minifier does with graphs. Finally the back-end is bisected the same
 Output: a `Bisection`, which names the innermost module, or says that no module is wrong by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -28,8 +26,7 @@ from compile_sweep.harness.prepare import Prepared
 
 _WRONG = (NumericsStatus.DIVERGES, NumericsStatus.NAN)
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-"""Modules without a forward of their own."""
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # modules without a forward of their own
 
 _OF_INDUCTOR: dict[str, Any] = dict.fromkeys(("mode", "cudagraphs", "shape_padding", "options", "activation_memory_budget"))
 """Settings that other back-ends do not accept."""

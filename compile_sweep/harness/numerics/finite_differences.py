@@ -4,8 +4,6 @@ Each layer has a direction of its own, taken from its gradient; a line moves som
 `compile_sweep.harness.numerics.gradient_check` for what it is for.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,11 +26,8 @@ LEAST_SHARE = 0.1
 small to be told from rounding, and these layers stay fixed.
 """
 
-NUDGE = 4.0
-"""Largest relative change of a weight, in roundings, at which directions are taken next to the start."""
-
-NUM_NEARBY = 4
-"""Number of points next to the start whose losses show the noise of rounding."""
+NUDGE = 4.0  # largest relative change of a weight, in roundings, at which directions are taken next to the start
+NUM_NEARBY = 4  # number of points next to the start whose losses show the noise of rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,6 @@ the noise is another.
 Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random states are what they were.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,23 +58,18 @@ MAX_SINGLE_LAYERS = 16
 FLOOR_MARGIN = 3.0
 """Multiple of eager's residual above which compiled code that draws other random numbers counts as wrong."""
 
-NOISE_MARGIN = 3.0
-"""Multiple of the loss's noise of rounding above which an error in float32 is seen."""
+NOISE_MARGIN = 3.0  # multiple of the loss's noise of rounding above which an error in float32 is seen
 
 LEAST_LOSS = 1e-5
 """Loss in float32 below which it may not change along its gradient at all, as a cross-entropy's logarithm of nearly 1."""
 
-MAX_GROUPS = 16
-"""Number of groups of layers that move in turn."""
-
-GROUP_MARGIN = 2.0
-"""Multiple of eager's residual, up to which compiled code's residual of the same group is right."""
+MAX_GROUPS = 16  # number of groups of layers that move in turn
+GROUP_MARGIN = 2.0  # multiple of eager's residual, up to which compiled code's residual of the same group is right
 
 COARSEST = 0.5
 """Largest detectable error with which a check may call gradients right: that of one layer that is half wrong."""
 
-LEAST_CHECKED = 0.75
-"""Fraction of the moved layers that must be found right for the check to say so."""
+LEAST_CHECKED = 0.75  # fraction of the moved layers that must be found right for the check to say so
 
 _SEED = 0x5EED
 

@@ -4,8 +4,6 @@ A forward that counts its calls computes a different function at each call. Befo
 state is restored.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

@@ -6,8 +6,6 @@ same step. The run also shows whether the kept ones are of this training: its we
 they are not, or there are none, or several workers train together, the trial makes all runs. Output: `References`, kept or new.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -33,8 +31,7 @@ exactly, but for a few operators on GPUs that add in any order."""
 SAME_TRAINING = 1e-3
 """The same for their later losses and for the size of their first update, which another learning rate would change."""
 
-SAME_WEIGHTS = 1e-6
-"""The same for the norms of their starting weights."""
+SAME_WEIGHTS = 1e-6  # the same for the norms of their starting weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,6 @@ above the one under test, which shows how much of a difference is rounding. If s
 one B, to know how far right runs scatter.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -13,8 +13,6 @@ All quantiles are chosen so that the comparisons of one check together raise a f
 (Bonferroni). The constants are based on figures in docs/log.md. Quantiles and tails of Fisher's F, Student's t and χ² come first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_INTERVALS = 200
-"""Number of intervals for Simpson's rule; gives tails of 1e-9 to six digits."""
+_INTERVALS = 200  # number of intervals for Simpson's rule; gives tails of 1e-9 to six digits
 
 
 @cache
@@ -82,8 +79,7 @@ def _surprises(degrees: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return grid, np.array([-2 * math.log(f_tail(t * t, 1.0, degrees)) for t in grid])
 
 
-FALSE_ALARM_RATE = 1e-3
-"""Probability that one check calls a right run diverging: one setting in a thousand."""
+FALSE_ALARM_RATE = 1e-3  # probability that one check calls a right run diverging: one setting in a thousand
 
 MAX_CALM_RATIO = 2.0
 """A step is judged only while its scatter is at most this multiple of the quietest steps'. Beyond it, chance differences have
@@ -101,14 +97,9 @@ gradient is only rounding noise by a whole step either way. That is rare: if no 
 of them with a probability below that of a false alarm (Poisson, -log 1e-5 = 11.5).
 """
 
-RECORDED_ROUNDING = 4 * 2.0**-24
-"""Relative rounding of the recorded numbers, which are float32 and sums of such."""
-
-_FURTHEST = 1e9
-"""Relative deviation at which larger ones are clipped, so that squares do not overflow."""
-
-COARSE_FACTOR = 16.0
-"""Factor for the floors if no more precise run shows the effect of rounding."""
+RECORDED_ROUNDING = 4 * 2.0**-24  # relative rounding of the recorded numbers, which are float32 and sums of such
+_FURTHEST = 1e9  # relative deviation at which larger ones are clipped, so that squares do not overflow
+COARSE_FACTOR = 16.0  # factor for the floors if no more precise run shows the effect of rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,6 @@ are matched, never the hints, which are boilerplate, nor the user's own line. Th
 specific ones come first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -352,8 +350,7 @@ BREAKS = (
 
 _OPTIMIZERS = "torch itself breaks the graph before every optimizer step; nothing to do"
 _DDPS = "DistributedDataParallel does this outside the model; nothing to do"
-NOTHING_TO_DO = (_OPTIMIZERS, _DDPS)
-"""Advice on breaks that torch itself makes around the model."""
+NOTHING_TO_DO = (_OPTIMIZERS, _DDPS)  # advice on breaks that torch itself makes around the model
 
 _FSDP2S = (
     "torch never compiles FSDP2's hooks, so that a model with sharded parts is never one graph: use scope=regional, which "

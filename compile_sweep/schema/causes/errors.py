@@ -1,7 +1,5 @@
 """Why the compiler or a compiled step raises an error, or skips CUDA graphs, and what helps."""
 
-from __future__ import annotations
-
 import re
 
 from compile_sweep.schema.causes.breaks import FAKE, NUMPY, Cause

@@ -4,8 +4,6 @@ Background: torch reports a failed guard as the expression that no longer holds.
 specific ones come first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Background: a record has one text per recompile, `function (file:line): guard # 
 names a source, which is Dynamo's path to a value, and the value at the time its graph was compiled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,8 +23,7 @@ _LENGTH = re.compile(r"len\((?P<source>.+?)\) (?:==|!=|>=|<=|<|>) (?P<value>\d+)
 _EMPTY = re.compile(r"not (?P<source>\S+)$")
 _VALUE = re.compile(r"(?P<source>.+?) (?:==|is) (?P<value>.+)$")
 
-MOST_VALUES = 5
-"""Maximum number of values of one source that are written out."""
+MOST_VALUES = 5  # maximum number of values of one source that are written out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

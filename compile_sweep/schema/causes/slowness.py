@@ -1,7 +1,5 @@
 """Why a compiled setting is not faster than eager, as far as a record shows, and what helps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +8,16 @@ from compile_sweep.schema.causes.breaks import NOTHING_TO_DO, advice_on_break
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
 from compile_sweep.schema.causes.guards import advice_on_limit
 
-FASTER_FROM = 1.05
-"""Speedup over eager from which a setting counts as faster."""
+FASTER_FROM = 1.05  # speedup over eager from which a setting counts as faster
 
 _SHORT_STEP_MS = 2.0
 """Step time below which fixed costs matter: a call of compiled code checks guards and passes through AOTAutograd's Python. Two
 layers of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on one core of a busy host.
 """
 
-_WAITS_FROM = 0.1
-"""Fraction of a step spent waiting for data from which the wait matters."""
-
-_LAUNCH_BOUND_BELOW = 0.7
-"""Fraction of a step with kernels running, below which the step is bound by launching them."""
-
-_UNALIGNED_FROM = 0.1
-"""Fraction of the matrix products' arithmetic with unaligned shapes from which the shapes matter."""
+_WAITS_FROM = 0.1  # fraction of a step spent waiting for data from which the wait matters
+_LAUNCH_BOUND_BELOW = 0.7  # fraction of a step with kernels running, below which the step is bound by launching them
+_UNALIGNED_FROM = 0.1  # fraction of the matrix products' arithmetic with unaligned shapes from which the shapes matter
 
 _BACKENDS_WITHOUT_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
