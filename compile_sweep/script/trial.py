@@ -200,7 +200,7 @@ class ScriptTrial:
         with self._only_one():
             fits = self.side_by_side and outcome["fits_side_by_side"] and not self.job.in_place
             self._make_references(outcome["facts"]["draws"], side_by_side=fits)
-        return _judged(folder, self._eager_runs, outcome, findings) if self.is_first else {}
+        return _judged(folder, self._eager_runs, self.settings, outcome, findings) if self.is_first else {}
 
     def run_once(self, folder: Path) -> dict[str, Any]:
         """Measures the settings without judging their numbers; returns the outcome. The recording stays in `folder`."""
@@ -333,7 +333,9 @@ class ScriptTrial:
                 os.replace(new, self._eager_run_file(kind, number))
 
 
-def _judged(folder: Path, references: Path, outcome: Mapping[str, Any], findings: list[str]) -> dict[str, Any]:
+def _judged(
+    folder: Path, references: Path, settings: CompileSettings, outcome: Mapping[str, Any], findings: list[str]
+) -> dict[str, Any]:
     from compile_sweep.harness.numerics.check import judge
     from compile_sweep.script import numerics
 
@@ -349,6 +351,8 @@ def _judged(folder: Path, references: Path, outcome: Mapping[str, Any], findings
         numerics.references(eager, again, perturbed, outcome["facts"]["rounding"]),
         outcome["losses"],
         gradient_check=_gradient_check(outcome["gradient_check"]),
+        settings=settings,
+        is_script=True,
     )
     return {"numerics": judged.to_dict()}
 

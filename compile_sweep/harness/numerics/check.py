@@ -37,6 +37,7 @@ from compile_sweep.harness.numerics.tolerance import (
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.outputs import zero_infinities
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.settings import CompileSettings
 
 
 class NumericsStatus(StrEnum):
@@ -119,7 +120,7 @@ def check_numerics(
     if kept is None:
         on_eager_runs()
     references = kept or run_references(prepared, batches, eager=eager)
-    found = judge(compiled, references, steady_losses, eager_steady_losses, gradient_check)
+    found = judge(compiled, references, steady_losses, eager_steady_losses, gradient_check, settings=prepared.settings)
     if store is not None and kept is None and found.status is not NumericsStatus.EAGER_UNSTABLE:
         store.save(prepared, batches, references)
     return found
@@ -131,8 +132,16 @@ def judge(
     steady_losses: Sequence[float],
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
+    *,
+    settings: CompileSettings | None = None,
+    is_script: bool = False,
 ) -> Numerics:
-    """Judges a compiled run by existing eager runs of the same length; takes the same arguments as `check_numerics`."""
+    """Judges a compiled run by existing eager runs of the same length; takes the same arguments as `check_numerics`.
+
+    Args:
+        settings: The settings of the compiled run; what they have already is not advised.
+        is_script: Whether the run is a script's, which has no `--bisect`.
+    """
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
         raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
@@ -164,6 +173,9 @@ def judge(
         worst = max(counted, key=lambda comparison: comparison.gap.share).text
         if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
             status, first_bad_step, worst, remark = NumericsStatus.DIVERGES, None, gradient_check.sentence, None
+        if missing := _without_gradients(compiled, references):
+            status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
+            worst = f"gradients of {', '.join(missing)} are zero in every compared step, and in no step of eager runs"
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -182,7 +194,7 @@ def judge(
         gradient_check=gradient_check,
         worst=worst,
         remark=remark,
-        advice=_advice(references, gradient_check) if status is NumericsStatus.DIVERGES else None,
+        advice=_advice(references, gradient_check, settings, is_script=is_script) if status is NumericsStatus.DIVERGES else None,
     )
 
 
@@ -194,20 +206,40 @@ def _remark_on_buffers(out: Sequence[_Comparison]) -> str:
     )
 
 
-def _advice(references: References, gradient_check: GradientCheck | None) -> str:
-    if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
-        return (
-            "try --bisect with this setting, which names the module, then scope=regional or parts.NAME.compile=off, which leave "
-            "parts eager; an activation_memory_budget below 1 does this under dropout"
-        )
-    rounds = references.rounding > _FLOAT32_ROUNDING
-    tries = [
-        *(["inductor.emulate_precision_casts=on, which rounds as eager does"] if rounds else []),
-        *(["inductor.fallback_random=on, which draws eager's random numbers"] if references.eager.random else []),
-        "backend=aot_eager, which shows whether Inductor's code is at fault",
-        "--bisect with this setting, which names the module",
+def _without_gradients(compiled: Trajectory, references: References) -> list[str]:
+    """Lists groups of modules that never get gradients when compiled, and get some in each step of each eager run."""
+    return [
+        module
+        for module, norms in compiled.gradients.items()
+        if norms and not any(norms) and all(all(run.gradients[module]) for run in references.runs)
     ]
-    return f"try {'; '.join(tries)}"
+
+
+def _advice(
+    references: References, gradient_check: GradientCheck | None, settings: CompileSettings | None, *, is_script: bool
+) -> str | None:
+    bisect = "--bisect with this setting, which names the module"
+    if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
+        parts = (
+            "scope=regional" if is_script else f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"
+        )
+        return f"try {parts}; an activation_memory_budget below 1 does this under dropout"
+    options = {} if settings is None else settings.inductor_options
+    uses_inductor = settings is None or settings.backend is None
+    rounds = references.rounding > _FLOAT32_ROUNDING
+    possible = [
+        (uses_inductor and rounds, "emulate_precision_casts", "inductor.emulate_precision_casts=on, which rounds as eager does"),
+        (
+            uses_inductor and references.eager.random,
+            "fallback_random",
+            "inductor.fallback_random=on, which draws eager's random numbers",
+        ),
+        (uses_inductor, "layout_optimization", "inductor.layout_optimization=off, if the model has convolutions"),
+        (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
+        (not is_script, "", bisect),
+    ]
+    tries = [text for applies, option, text in possible if applies and option not in options]
+    return f"try {'; '.join(tries)}" if tries else None
 
 
 _FLOAT32_ROUNDING = 2.0**-24

@@ -25,6 +25,7 @@ from compile_sweep.harness.numerics.tolerance import (
     minus_two_log_p,
 )
 from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.schema.settings import CompileSettings
 
 NAN, INF = math.nan, math.inf
 STEPS, MODULES, ELEMENTS = 10, ("encoder", "decoder", "output"), 200
@@ -148,6 +149,33 @@ def test_a_diverging_run_says_what_to_try(scatter: float, rounding: float, tries
     assert verdict.status is NumericsStatus.DIVERGES
     assert all(word in (verdict.advice or "") for word in tries)
     assert "times as much" in verdict.worst
+
+
+def test_modules_that_get_no_gradients_when_compiled_are_named() -> None:
+    eager = references(0, 0.5, draws=True)  # so far apart that a gradient of zero is within their tolerance
+    right = run(99, 0.5)
+    zero = [0.0] * STEPS
+    verdict = judged(replace(right, gradients={**right.gradients, "encoder": zero, "decoder": zero}), eager)
+    assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.DIVERGES, 0)
+    assert verdict.worst == "gradients of encoder, decoder are zero in every compared step, and in no step of eager runs"
+    frozen = [replace(one, gradients={**one.gradients, "encoder": zero}) for one in (right, eager.eager)]
+    assert "are zero" not in judged(frozen[0], replace(eager, eager=frozen[1])).worst
+
+
+def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None:
+    right = run(99, 2e-3)
+    wrong = replace(right, losses=scaled(right.losses, 1.1))
+
+    def advice(spelled: str, *, is_script: bool = False) -> str:
+        found = judge(wrong, references(0, 2e-3, draws=True), [], settings=CompileSettings.parse(spelled), is_script=is_script)
+        assert found.status is NumericsStatus.DIVERGES
+        return found.advice or ""
+
+    assert "fallback_random" in advice("scope=full")
+    assert "fallback_random" not in advice("scope=full,inductor.fallback_random=on")
+    assert advice("scope=full,backend=aot_eager") == "try --bisect with this setting, which names the module"
+    assert "bisect" not in advice("scope=full", is_script=True)
+    assert advice("scope=full,backend=aot_eager", is_script=True) == ""
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
