@@ -36,7 +36,9 @@ class Ending(NamedTuple):
     sentences: list[str]
     named: list[NamedSetting]
     settings_key: str | None
-    """Key of the setting to train with; None if that is what is run today, or if nothing is known."""
+    """Key of the setting to train with; None if that is what is run today, if nothing else probably saves time, or if nothing is
+    known.
+    """
     training_command: str | None
     """Command that trains the sweep's script with that setting; None without such a setting, or for a workload."""
     is_known: bool
@@ -51,7 +53,8 @@ def ending(folder: Path) -> Ending:
         counted = summary(df)
         return Ending([none_usable(df, counted) if counted.best is None else f"Cannot tell: {error}."], [], None, None, False)
     is_baseline = found.baseline is not None and found.trial.name == found.baseline.name
-    key, command = (None, None) if is_baseline else (str(found.trial["settings_key"]), training_command(folder, found.trial))
+    stays = is_baseline or (found.decision.outcome is Outcome.UNCLEAR and not _probably_saves(found))
+    key, command = (None, None) if stays else (str(found.trial["settings_key"]), training_command(folder, found.trial))
     return Ending(verdict(found), list(_named(found)), key, command, True)
 
 
@@ -74,7 +77,8 @@ def _named(found: Recommendation) -> Iterator[NamedSetting]:
 def _roles(found: Recommendation) -> Iterator[tuple[str, pd.Series]]:
     table, outcome = found.costs.table, found.decision.outcome
     if outcome is not Outcome.STAY and found.decision.setting is not None:
-        yield "recommended" if outcome is Outcome.USE else "may be better", found.about
+        unclear = "may be better" if _probably_saves(found) else "not certainly slower"
+        yield "recommended" if outcome is Outcome.USE else unclear, found.about
     is_eager = (table["scope"] == Scope.EAGER).to_numpy(dtype=bool)
     if is_eager.any():
         best_eager = table[is_eager].iloc[0]
@@ -84,6 +88,11 @@ def _roles(found: Recommendation) -> Iterator[tuple[str, pd.Series]]:
         yield "best eager", best_eager
     if found.baseline is not None:
         yield "today", found.baseline
+
+
+def _probably_saves(found: Recommendation) -> bool:
+    saving_found = found.decision.saving
+    return saving_found is None or saving_found.share > 0
 
 
 def _saves(found: Recommendation, row: pd.Series) -> str:

@@ -3,6 +3,7 @@
 Only exact equivalents are offered: a setting with one more lever has none.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ def equivalents(settings: CompileSettings, script: str) -> Iterator[tuple[str, s
     """Yields equivalents of the settings in the libraries that a script trains with: where to write it, and what."""
     if "trainingarguments" in script and (words := training_arguments(settings)):
         yield "TrainingArguments", words
-    if "accelerator(" in script and (words := accelerate_plugin(settings)):
+    if re.search(r"\baccelerate\b", script) and re.search(r"\baccelerator\(", script) and (words := accelerate_plugin(settings)):
         yield "Accelerator", words
 
 

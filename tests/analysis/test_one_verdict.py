@@ -15,7 +15,7 @@ from sweep_folders import MakeSweep, trial
 import analysis
 from analysis import export, recommend
 from analysis.choose.decision import Outcome
-from analysis.final_summary import ending
+from analysis.final_summary import Ending, ending
 from compile_sweep.schema.outcome import Status
 
 RESULTS = REPOSITORY / "docs" / "results"
@@ -97,6 +97,18 @@ def test_only_settings_that_somebody_might_choose_are_named() -> None:
     assert named["today"].saves == "—"
     assert named["best eager"].setting.startswith("A42 eager, ")
     assert [one.what for one in ending(RESULTS / SWEEPS[Outcome.STAY]).named] == ["best eager, today"]
+
+
+def test_what_is_probably_slower_is_not_called_better_and_no_command_trains_with_it(make_sweep: MakeSweep) -> None:
+    def ended(samples_per_s: float) -> Ending:
+        wide = {"samples_per_s_ci95": [0.7 * samples_per_s, 1.3 * samples_per_s], "step_ms_ci95": [40.0, 80.0]}
+        slower = trial("scope=full", samples_per_s, 1.0, trial_id="2", **wide)
+        return ending(make_sweep([trial("scope=eager", 500, 0.5), slower], name=f"sweep-{samples_per_s}"))
+
+    better, worse = ended(510), ended(490)
+    assert (better.named[0].what, worse.named[0].what) == ("may be better", "not certainly slower")
+    assert better.settings_key is not None
+    assert worse.settings_key is None
 
 
 def test_without_a_usable_trial_the_end_says_so(tmp_path: Path) -> None:

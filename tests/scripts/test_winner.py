@@ -235,6 +235,8 @@ def test_only_libraries_that_a_script_trains_with_are_named() -> None:
     settings = CompileSettings.parse("scope=full,dynamic=auto")
     assert dict(equivalents(settings, "args = trainingarguments(...)")) == {"TrainingArguments": "torch_compile=True"}
     assert dict(equivalents(settings, "model(x).backward()")) == {}
+    assert "Accelerator" in dict(equivalents(settings, "from accelerate import accelerator\naccelerator = accelerator()"))
+    assert dict(equivalents(settings, "device = torch.accelerator.current_accelerator()")) == {}
 
 
 def test_a_file_with_relative_imports_runs_as_a_module_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
