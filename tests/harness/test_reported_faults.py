@@ -318,7 +318,7 @@ class Fault:
     memory_budget: float = 1.0
 
 
-LENGTHS = ("fewer lengths", "dynamic=mark", "higher recompile_limit")
+LENGTHS = ("fewer lengths", "dynamic=mark")
 
 FAULTS = [
     Fault(

@@ -13,7 +13,7 @@ from typing import Any
 
 from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
-from compile_sweep.schema.causes.guards import GUARDS, advice_on_limit, cause_of_series, named_advice
+from compile_sweep.schema.causes.guards import FIXED_LENGTH, GUARDS, advice_on_limit, cause_of_series, named_advice
 from compile_sweep.schema.causes.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
@@ -75,7 +75,8 @@ def explain_recompiles(
         if cause is None and first.is_shared and not lengths.are_sequence_lengths(int(size[3]), int(size[4])):
             cause = next(one for one in GUARDS if one.name == "blocks of different sizes")
         if cause is None:
-            return _resized(_named(size[1]), int(size[2]), int(size[3]), int(size[4]), lengths)
+            before, now = int(size[3]), int(size[4])
+            return _resized(_named(size[1]), int(size[2]), before, now, lengths, anew=len(series.values) > 1)
         return f"the size of {_named(size[1])} changed: {cause.advice}"
     if first.kind in _PROPERTIES:
         return f"the {first.kind} of {_named(first.source)} changed: {_PROPERTIES[first.kind]}"
@@ -115,7 +116,8 @@ def _guard_of(cause: Cause, series: RecompileSeries) -> str:
     return advice
 
 
-def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes) -> str:
+def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownSizes, *, anew: bool) -> str:
+    """Returns what a size that changed means. `anew`: it was compiled for more than one size, each in a graph of its own."""
     change = f"changed from {before} to {now}"
     if min(before, now) < 2:
         return f"dimension {dimension} of {tensor} {change}: torch compiles sizes of 0 and 1 apart, each in a graph of its own"
@@ -125,6 +127,8 @@ def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownS
     dynamic = lengths.settings.dynamic
     if dynamic is Dynamic.BUCKETS:
         return f"{what}: as expected, one graph for each bucket; fewer buckets make fewer graphs"
+    if dynamic is Dynamic.AUTO and anew:
+        return f"{what}: each length takes a graph although dynamic=auto lets lengths vary, for {FIXED_LENGTH}"
     if dynamic is Dynamic.AUTO:
         return f"{what}: dynamic=auto compiles the first length alone and then once for all; dynamic=mark does so at once"
     if dynamic is Dynamic.MARK:

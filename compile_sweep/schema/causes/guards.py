@@ -23,6 +23,12 @@ _MADE_AT_FIRST = (
     "what the first forward creates needs a graph of its own: create it in __init__, or run one forward before compiling"
 )
 
+FIXED_LENGTH = (
+    "this code fixes the length, often in a Python loop over positions: pad to fewer lengths (dynamic=buckets) with a "
+    "recompile_limit above their number, or compile what the loop calls apart (scope=modular and parts, or scope=regional)"
+)
+"""What helps where the compiled code depends on the length."""
+
 GUARDS = (
     KL_DIVERGENCE,
     Cause(
@@ -260,6 +266,9 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     if (behind := _cause_of_break_before(series.first, breaks)) is not None:
         return behind
     cause = cause_of_guard(series.first.guard, series.first.line)
+    of_breaks = {one and one.name for one in map(cause_of_break, breaks)}
+    if cause is not None and cause.name == "output of unknown size" and of_breaks == {"recurrent layer"}:
+        return _NAMED["length after a graph break"]  # its rows are time or samples
     if cause is None and series.first.kind.startswith("size "):
         blocks = _NAMED["blocks of different sizes"]
         there = (one for one in fold_recompiles(recompiles) if one.first.function == series.first.function)
@@ -312,16 +321,21 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
             "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
             "weight them by a mask"
         )
-        return f"use fewer lengths, dynamic=mark, or a higher recompile_limit; {of_data}"
+        lengths = f"use dynamic=mark or auto, which make one graph for all lengths; where they do not, {FIXED_LENGTH}"
+        return f"{lengths}; {of_data}"
     return "keep what the guard names the same in every step"
 
 
 def named_advice(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the attribute's own name, and a number's first value, in the code that it shows."""
-    attribute = series.first.source.rpartition(".")[2]
-    if not attribute.isidentifier():
+    source = series.first.source
+    is_expression = " " in source
+    attributes = {*re.findall(r"\bself[\w.\[\]']*\.(\w+)", source)} if is_expression else {source.rpartition(".")[2]}
+    if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
         return cause.advice
     advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)
-    if series.values and re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", first := series.values[0]):
-        advice = advice.replace("torch.zeros(())", f"torch.tensor({first})").replace(f"{attribute} + 1", f"{attribute} * 0.99")
+    is_number = series.values and re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", series.values[0])
+    if is_number and not is_expression:
+        first, changed = series.values[0], "* 0.99" if float(series.values[0]) else "+ 0.01"
+        advice = advice.replace("torch.zeros(())", f"torch.tensor({first})").replace(f"{attribute} + 1", f"{attribute} {changed}")
     return advice

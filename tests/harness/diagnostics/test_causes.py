@@ -258,6 +258,11 @@ def test_the_buffer_for_a_number_begins_with_its_first_value() -> None:
     assert "'temperature', torch.tensor(2.0))" in advice
     assert "self.temperature = self.temperature * 0.99;" in advice
     assert "'steps', torch.zeros(()))" in guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: self.steps == 7")
+    rising = guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: self.beta == 0.0")
+    assert "'beta', torch.tensor(0.0))" in rising
+    assert "self.beta = self.beta + 0.01;" in rising
+    computed = guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: min(1.0, 0.01 + self.losses[0].beta) == 0.02")
+    assert "'beta', torch.zeros(()))" in computed
 
 
 def test_a_fallback_has_the_advice_of_the_break_at_its_line() -> None:

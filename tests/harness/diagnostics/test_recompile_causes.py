@@ -688,3 +688,44 @@ def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
     guards = [text.partition("): ")[2] for text in trained_with(0.1).recompile_reasons]
     assert "learning rate" in {cause.name for guard in guards if (cause := cause_of_guard(guard))}, guards
     assert not trained_with(torch.tensor(0.1)).recompile_reasons
+
+
+def with_loop_over_rows(net: Net, x: Tensor) -> Tensor:
+    state = x[0]
+    for row in x[1:]:
+        state = torch.tanh(net.layers[0](row) + state)
+    return state
+
+
+def test_a_length_that_a_loop_fixes_takes_a_graph_each_and_what_the_loop_calls_takes_one() -> None:
+    def found_with(of: Callable[[nn.Module], nn.Module]) -> Diagnostics:
+        torch._dynamo.reset()
+        net = type("Model", (Net,), {"forward": with_loop_over_rows})()
+        compiled = torch.compile(of(net), backend="eager")
+        with capture_diagnostics() as found:
+            for rows in (9, 4, 6, 8, 5):
+                compiled(torch.randn(rows, 8)) if compiled._orig_mod is net else with_loop_over_rows(net, torch.randn(rows, 8))
+        return found
+
+    whole = found_with(lambda net: net)
+    (series,) = fold_recompiles(whole.recompile_reasons)
+    lengths = KnownSizes(settings=CompileSettings.parse("scope=full,dynamic=auto,pad_multiple=1"), max_length=9, batch_size=1)
+    said = explain_recompiles(series, lengths)
+    assert "each length takes a graph although dynamic=auto lets lengths vary" in said
+    assert "compile what the loop calls apart" in said
+    assert "dynamic=mark does so" not in said
+    assert "often in a Python loop over positions" in advice_on_limit(f"forward (model.py:3) hit {series.first.guard}")
+    assert found_with(lambda net: net.layers[0]).graphs <= 1 < whole.graphs
+
+
+def test_frames_that_come_out_of_a_recurrent_layer_are_a_length_and_no_rows_that_depend_on_the_data() -> None:
+    torch._dynamo.reset()
+    net = type("Model", (Net,), {"forward": lambda net, x: net.layer(net.rnn(x)[0])})()
+    net.rnn = nn.GRU(8, 8)
+    step = torch.compile(lambda x: net(x)[-1].square().sum(), backend="eager")
+    with capture_diagnostics() as found:
+        for frames in (9, 4, 6):
+            step(torch.randn(frames, 2, 8))
+    causes = [cause_of_series(one, found.graph_break_reasons) for one in fold_recompiles(found.recompile_reasons)]
+    assert "length after a graph break" in [cause and cause.name for cause in causes]
+    assert "output of unknown size" not in [cause and cause.name for cause in causes]
