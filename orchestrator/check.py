@@ -28,7 +28,7 @@ from compile_sweep.harness.diagnostics.advice import KnownSizes, short_findings
 from compile_sweep.schema.batch_memory import largest_batch_text, largest_fitting
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
-from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, check_seed
@@ -50,6 +50,9 @@ PROG = "python -m orchestrator.check"
 
 SHORT = {"compared_steps": 4, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
 """Fields of `compile_sweep.harness.measure.Protocol`."""
+
+_NOT_OF_LENGTHS = (Label.SILENT_FALLBACK, Label.RECOMPILE_LIMIT)
+"""What dynamic=static, which fixes lengths and numbers, does not mend where batches are of one shape."""
 
 _STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}  # additional seconds of a sweep's window and comparison
 
@@ -88,6 +91,7 @@ class Tried:
     wall_s: float
     verdict: str
     """Empty if nothing is wrong."""
+    label: Label | None = None
     measurement: Mapping[str, Any] | None
 
 
@@ -156,7 +160,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
                     if line in said:
                         continue
                     console.print(f"  {line}")
-                if of_scope[-1].verdict == "":
+                if of_scope[-1].verdict == "" or (target.has_one_shape and of_scope[-1].label in _NOT_OF_LENGTHS):
                     break
             tried += of_scope
             works = works and of_scope[-1].verdict == ""
@@ -258,6 +262,7 @@ def _try(settings: CompileSettings, options: Options, target: Target, device: De
         settings=settings,
         wall_s=time.monotonic() - began,
         verdict=reason if verdict.label is not None else "",
+        label=verdict.label,
         measurement=attempt.figures,
     )
 

@@ -69,8 +69,8 @@ BREAKS = (
     Cause(
         "Python's or numpy's random numbers",
         "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
-        "instead of `if`; or draw before the forward and pass the result in as a tensor; pick one of several modules outside "
-        "compiled code",
+        "instead of `if`, and torch.distributions.Beta(a, a).sample() for mixup; or draw before the forward and pass the result "
+        "in as a tensor; pick one of several modules outside compiled code",
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
         r"|\(random_value\)",
@@ -99,7 +99,8 @@ BREAKS = (
     Cause(
         "value of a tensor",
         "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and "
-        "not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max())",
+        "not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a position with "
+        "x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'",
     ),

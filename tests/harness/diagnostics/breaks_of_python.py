@@ -161,6 +161,16 @@ def with_torch_permutation(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)[torch.randperm(4)]
 
 
+def with_mixture_of_numpy(net: Net, x: Tensor) -> Tensor:
+    share = np.random.beta(0.2, 0.2)
+    return net.layer(share * x + (1 - share) * x.flip(0))
+
+
+def with_mixture_of_torch(net: Net, x: Tensor) -> Tensor:
+    share = torch.distributions.Beta(0.2, 0.2).sample()  # type: ignore[no-untyped-call]
+    return net.layer(share * x + (1 - share) * x.flip(0))
+
+
 def with_token(net: Net, x: Tensor) -> Tensor:
     net.last = uuid.uuid4()
     return net.layer(x)
@@ -288,6 +298,7 @@ BREAKS_OF_PYTHON = [
     Case("Python's or numpy's random numbers", with_numpy_generator, with_torch_random),
     Case("Python's or numpy's random numbers", with_numpy_random, with_torch_random),
     Case("Python's or numpy's random numbers", with_numpy_permutation, with_torch_permutation),
+    Case("Python's or numpy's random numbers", with_mixture_of_numpy, with_mixture_of_torch),
     Case("Python's or numpy's random numbers", with_token, plain),
     Case("seed set in the forward", with_state_kept, plain),
     Case("seed set in the forward", with_forked_state, with_drawn_noise),

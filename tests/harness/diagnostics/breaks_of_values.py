@@ -210,6 +210,22 @@ def with_moving_average(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+def with_queue(net: Net, x: Tensor) -> Tensor:
+    """A queue of keys, as contrastive learning has it."""
+    y = net.layer(x)
+    start = int(net.steps)
+    net.queue[start : start + 4] = y.detach()
+    net.steps.fill_((start + 4) % 16)
+    return y
+
+
+def with_queue_of_tensors(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.queue.index_copy_(0, net.steps.long() + torch.arange(4), y.detach())
+    net.steps.add_(4).remainder_(16)
+    return y
+
+
 def with_mask_of_lengths(net: Net, x: Tensor) -> Tensor:
     lengths = x[:, 0].abs().long()
     return net.layer(x) * (torch.arange(int(lengths.max())) < lengths[:, None]).sum()
@@ -249,6 +265,7 @@ BREAKS_OF_VALUES = [
     Case("value of a tensor", with_sorted_rows, with_rows_in_order),
     Case("assertion by a function", with_assertion, with_assert_statement),
     Case("average over all batches", with_average_over_all_batches, with_moving_average),
+    Case("value of a tensor", with_queue, with_queue_of_tensors),
     Case("value of a tensor", with_mask_of_lengths, with_mask_of_a_shape),
     Case("repeats that are a tensor", with_repeats, with_known_repeats),
     Case("number of bins", with_bins, with_counted_ids),

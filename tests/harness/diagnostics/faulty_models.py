@@ -41,8 +41,10 @@ class Net(nn.Module):
         self.scale: nn.Parameter | None = None
         self.register_buffer("steps", torch.zeros(()))
         self.register_buffer("heat", torch.tensor(2.0))
+        self.register_buffer("queue", torch.zeros(16, 8))
         self.steps: Tensor
         self.heat: Tensor
+        self.queue: Tensor
 
 
 Forward = Callable[[Net, Tensor], Tensor]
