@@ -52,6 +52,9 @@ class Target:
     name: str = ""
     """Its name in the script, or its class's name."""
     calls: int = 0
+    """Number of calls by the script itself, rather than by another target."""
+    is_called_inside: bool = False
+    """Whether another target has called it, too."""
     draws: bool = False
     """Whether its forward draws random numbers, as dropout does."""
     shapes: list[Shapes] = field(default_factory=list)
@@ -198,6 +201,8 @@ class Discovery:
         if not _is_of_the_loop() or _passes_on(module):
             return run(module, *args, **kwargs)
         if self._depth:
+            if (inner := self._called.get(module)) is not None:
+                inner.is_called_inside = True
             if module in self._blocks:
                 self.block_shapes.setdefault(module, []).append(_shapes(module, args, kwargs))
             return run(module, *args, **kwargs)
@@ -241,11 +246,17 @@ def _without_parts(targets: list[Target]) -> list[Target]:
     """Returns the targets, of a module and its parts only what is called more often: others may only have been tried once."""
     if len(targets) < 2:
         return targets
-    parts = {id(target): set(target.module.modules()) - {target.module} for target in targets}
+    modules = {id(target): set(target.module.modules()) for target in targets}
+    weights = {id(target): {id(one) for one in target.module.parameters()} for target in targets}
+
+    def is_part(part: Target, whole: Target) -> bool:
+        # A layer of Keras holds the weights of its layers without being their parent.
+        within = part.module in modules[id(whole)] or (part.is_called_inside and weights[id(part)] < weights[id(whole)])
+        return within and part.module is not whole.module
 
     def is_left_out(target: Target) -> bool:
-        around = (other for other in targets if target.module in parts[id(other)] and other.calls >= target.calls)
-        inside = (other for other in targets if other.module in parts[id(target)] and other.calls > target.calls)
+        around = (other for other in targets if is_part(target, other) and other.calls >= target.calls)
+        inside = (other for other in targets if is_part(other, target) and other.calls > target.calls)
         return any(around) or any(inside)
 
     return [target for target in targets if not is_left_out(target)]
