@@ -172,6 +172,9 @@ class Verdict:
 
 OK = Verdict(status=Status.OK)
 
+_USUAL_RECOMPILES = 1
+"""Number of recompiles that say nothing: torch makes a size dynamic when it sees a second one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
@@ -204,6 +207,8 @@ class Death:
     """Number of the trial's hosts that left the cluster."""
     startup_error: str = ""
     """Error of a worker that died before its first line; empty if none did."""
+    recompiles: Sequence[str] = ()
+    """What torch had compiled again, and why, as in a record's `recompile_reasons`."""
 
 
 def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool) -> Verdict:
@@ -343,9 +348,11 @@ def _judge_silence(death: Death) -> Verdict:
         return verdict_of(Label.DISK_FULL, f"a disk was full {where}: {_sentence(death.error_text)}")
     in_time, said = death.elapsed_s < death.trial_deadline_s, _died_early(death.startup_error)
     if death.phase == Phase.WARMING_UP and (death.in_phase_s >= death.compile_deadline_s or (death.timed_out and in_time)):
-        return verdict_of(
-            Label.COMPILE_DEADLINE, f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
-        )
+        late = f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
+        if (again := death.recompiles) and len(again) > _USUAL_RECOMPILES:
+            late += f"; torch had compiled {len(again)} times anew, lately {_sentence(again[-1])}"
+            late += f"; {advice_on_limit(again[-1], again)}"
+        return verdict_of(Label.COMPILE_DEADLINE, late)
     if not death.has_started and (death.timed_out or not in_time or _SLOW_START.search(death.error_text)):
         return _not_in_time(death.elapsed_s, said)
     if death.timed_out or not in_time:

@@ -5,6 +5,7 @@ A module keeps its class, its attributes and the keys of its `state_dict`. Its f
 weights) include. Each class's forward gets a code object of its own, so that kinds of blocks do not share one limit of graphs.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -87,7 +88,8 @@ def apply_to_modules(
     if settings.memory_format is not None:
         for target in targets:
             refuse_memory_format(settings, target.module)
-            target.module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
+            for module in (target.module, *_copies(target.module)):
+                module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
     if settings.changes_blocks:
         for block in _blocks(settings, targets):
             if settings.activation_checkpointing is not None:
@@ -104,6 +106,13 @@ def apply_to_modules(
             compiled = marked_forward(module, compiled, dims)
         vars(module)["_compiled_call_impl"] = calling(module, compiled)
     before_graphs(settings, targets)
+
+
+def _copies(module: nn.Module) -> list[nn.Module]:
+    """Returns other models with the same weights' shapes, such as an average: updates between different strides are slow."""
+    shapes = {name: weight.shape for name, weight in module.named_parameters()}
+    same_kind = [one for one in gc.get_objects() if type(one) is type(module) and one is not module]
+    return [one for one in same_kind if {name: weight.shape for name, weight in one.named_parameters()} == shapes]
 
 
 def compilable(targets: Sequence[Target]) -> list[Target]:
@@ -143,10 +152,14 @@ _OUTSIDE_GRAPHS = "_is_outside_graphs"
 
 
 def _copy_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    for parameter in parameters:
-        if parameter.grad is not None and not getattr(parameter.grad, _OUTSIDE_GRAPHS, False):
-            parameter.grad = parameter.grad.clone()
-            setattr(parameter.grad, _OUTSIDE_GRAPHS, True)
+    held = [(one, one.grad) for one in parameters if one.grad is not None and not hasattr(one.grad, _OUTSIDE_GRAPHS)]
+    held = [(one, gradient) for one, gradient in held if gradient.layout is torch.strided]  # others are made outside of graphs
+    copies = [torch.empty_like(gradient) for _, gradient in held]
+    if held:
+        torch._foreach_copy_(copies, [gradient for _, gradient in held])  # a few launches, not one for each parameter
+    for (parameter, _), copied in zip(held, copies, strict=True):
+        setattr(copied, _OUTSIDE_GRAPHS, True)
+        parameter.grad = copied
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:

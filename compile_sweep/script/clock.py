@@ -28,6 +28,10 @@ class StepTime:
     """Milliseconds of that spent waiting for data."""
     interrupted: bool
     """Whether it included an evaluation or a checkpoint."""
+    is_new: bool = False
+    """Whether its batch had a shape that has not come often enough before, so that code or kernels were prepared for it."""
+    samples: int = 1
+    tokens: int = 1
 
     @property
     def compute_ms(self) -> float:
@@ -43,6 +47,8 @@ class _Open:
     ended: Any = None
     waits: list[tuple[Any, Any]] = field(default_factory=list)
     interrupted: bool = False
+    is_new: bool = False
+    size: tuple[int, int] = (1, 1)
 
 
 class StepClock:
@@ -58,10 +64,10 @@ class StepClock:
         self._steps = []
         self._now = _Open(self._mark())
 
-    def step(self) -> None:
-        """Marks the end of a step and the beginning of the next one."""
+    def step(self, size: tuple[int, int]) -> None:
+        """Marks the end of a step of so many samples and tokens, and the beginning of the next one."""
         if self._now is not None:
-            self._now.ended = self._mark()
+            self._now.ended, self._now.size = self._mark(), size
             self._steps.append(self._now)
             self._now = _Open(self._now.ended)
 
@@ -69,6 +75,11 @@ class StepClock:
         """Notes that the current step includes something other than training."""
         if self._now is not None:
             self._now.interrupted = True
+
+    def meet_new(self) -> None:
+        """Notes that the current step's batch has a new shape."""
+        if self._now is not None:
+            self._now.is_new = True
 
     @property
     def is_interrupted(self) -> bool:
@@ -83,6 +94,9 @@ class StepClock:
                 ms=self._between(one.began, one.ended),
                 wait_ms=sum(self._between(before, after) for before, after in one.waits),
                 interrupted=one.interrupted,
+                is_new=one.is_new,
+                samples=one.size[0],
+                tokens=one.size[1],
             )
             for one in self._steps
         ]

@@ -414,6 +414,12 @@ def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield from tensors_in({key: one for key, one in value.items() if isinstance(key, str)}, f"{prefix}{name}.")
 
 
+def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
+    """Returns the shape of each tensor of a call; of a nested tensor, the number of its elements."""
+    named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+    return tuple((tensor.numel(),) if tensor.is_nested else tuple(tensor.shape) for _, tensor in tensors_in(named))
+
+
 def size_of(args: Any, kwargs: Any) -> tuple[int, int]:
     """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
     samples = tokens = 0

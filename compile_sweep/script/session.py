@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
@@ -47,7 +48,7 @@ from compile_sweep.script.apply import (
     process_wide,
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
-from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, size_of
+from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, shapes_of, size_of
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
@@ -168,6 +169,8 @@ class Session:
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
         self._size = [0, 0]
+        self._met: Counter[tuple[Target, tuple[tuple[int, ...], ...]]] = Counter()
+        """How often a module was called with tensors of these shapes."""
         self._stage: Callable[[list[Tensor]], None] = self._recording
         self._began = 0.0
         self._compiles, self._compiled_at = 0, 0
@@ -219,7 +222,7 @@ class Session:
     def finish_early(self) -> bool:
         """Finishes when the script has ended by itself, with what was timed. Returns whether everything is found."""
         if self.stream is not None and not self._is_over and self._clock is not None and self._timed >= 0:
-            self.stream.take(self._clock.stop())
+            self.stream.take(self._clock.stop(), are_last=True)
             if len(self.stream.passes) > 1:
                 self._end(stops=False)
         return self._is_over
@@ -305,15 +308,29 @@ class Session:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 self._interrupt()
-            elif counts:
-                samples, tokens = size_of(args, kwargs)
-                self._size[0] += samples
-                self._size[1] += tokens
+            else:
+                self._meet(target, shapes_of(args, kwargs))
+                if counts:
+                    samples, tokens = size_of(args, kwargs)
+                    self._size[0] += samples
+                    self._size[1] += tokens
             if self._keeps_calls and torch.is_grad_enabled() and not target.differentiated_twice:
                 return self._calls.call(target, inner, args, kwargs)
             return inner(*args, **kwargs)
 
         return call
+
+    def _meet(self, target: Target, shapes: tuple[tuple[int, ...], ...]) -> None:
+        """Notes whether these shapes have come as often as code and kernels for them need to be ready."""
+        self._met[target, shapes] += 1
+        if self._met[target, shapes] < (self.protocol.cudagraph_visits if self.has_graphs else self.protocol.visits):
+            assert self._clock is not None
+            self._clock.meet_new()
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether CUDA graphs may be recorded."""
+        return bool(self.settings.claims_cudagraphs or (self.settings.as_written and self.own_compile.modules))
 
     def _isolated(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -391,7 +408,7 @@ class Session:
             synchronize(self.device)
             self.first_step_s = time.perf_counter() - self._began
         self._recorder.stepped(losses)
-        self._clock.step()
+        self._clock.step(self.sizes[-1])
         self._has_compiled()
         if self._compiles_modules and len(self.sizes) == self.protocol.compared_steps - 1:
             self._keeps_calls = True
@@ -414,10 +431,9 @@ class Session:
 
     def _warming_up(self, losses: list[Tensor]) -> None:
         assert self._clock is not None
-        self._clock.step()
+        self._clock.step(self.sizes[-1])
         self._has_compiled()
-        has_graphs = self.settings.claims_cudagraphs or (self.settings.as_written and self.own_compile.modules)
-        quiet = CUDAGRAPH_QUIET_STEPS if has_graphs else QUIET_STEPS
+        quiet = CUDAGRAPH_QUIET_STEPS if self.has_graphs else QUIET_STEPS
         steps = len(self.sizes)
         if everywhere(steps - self._compiled_at >= quiet or steps >= MAX_WARMUP_STEPS, self.device):
             self.warmup += self._clock.stop()
@@ -445,7 +461,7 @@ class Session:
             return
         # Compiles during an evaluation are left out together with it.
         self._compiled_in_pass |= self._has_compiled() and not self._clock.is_interrupted
-        self._clock.step()
+        self._clock.step(self.sizes[-1])
         if self._timed < self.stream.pass_steps:
             return
         self._timed = -1
@@ -492,8 +508,9 @@ class Session:
             raise Stop
 
     def step_size(self) -> tuple[float, float]:
-        """Returns samples and tokens of a mean step; if none could be counted, those of the discovery."""
-        samples, tokens = (statistics.fmean(size[at] for size in self.sizes) for at in (0, 1))
+        """Returns samples and tokens of a mean step that counts; if none could be counted, those of the discovery."""
+        assert self.stream is not None
+        samples, tokens = self.stream.mean_size()
         if not samples:  # a function that the script compiles calls the modules
             calls = self.found.micro_steps
             samples, tokens = (calls * statistics.fmean(size[at] for size in self.found.primary.sizes) for at in (0, 1))

@@ -1,5 +1,6 @@
 """Converts what a session found to the figures of a record and to sentences for a person."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -73,9 +74,10 @@ def early(session: Session) -> dict[str, float]:
 
 
 def compile_s_of(session: Session) -> float:
-    """Returns the warm-up's seconds beyond its steps at their later speed, leaving out steps with an evaluation."""
+    """Returns the seconds that the warm-up, and later steps with new shapes, took beyond a typical step, without evaluations."""
     stream = _stream(session)
     counted = [one for one in session.warmup if stream.keeps_interrupted or not one.interrupted]
+    counted += [] if stream.keeps_new else stream.new
     return max(0.0, sum(one.compute_ms - stream.median_ms for one in counted) / 1e3)
 
 
@@ -154,8 +156,19 @@ def _findings(session: Session) -> Iterator[str]:
         )
     if own := dict.fromkeys([*session.own_compile.modules, *session.own_compile.functions]):
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
-    if stream is not None and stream.left_out:
-        yield f"{stream.left_out} timed steps held an evaluation or a checkpoint and are in no figure"
+    if stream is not None and stream.interrupted:
+        yield f"{stream.interrupted} timed steps held an evaluation or a checkpoint and are in no figure"
+    if stream is not None and 0 < stream.extra_ms < math.inf:
+        new, all_steps = len(stream.new), len(stream.taken)
+        counts = (
+            "shapes hardly ever come again, so the figures include these steps, and a longer run may be faster"
+            if stream.keeps_new
+            else "this counts as warm-up, since shapes come again"
+        )
+        yield (
+            f"{new} of {all_steps} timed steps had a batch of a shape that had not come "
+            f"{'twice' if session.has_graphs else 'before'}, and each took {stream.extra_ms:.0f} ms longer; {counts}"
+        )
     if stream is not None and stream.keeps_interrupted:
         yield "most steps also call the model without gradients, which counts as part of the step"
     if stream is not None and (shift := steady.find_shift(stream.passes)):

@@ -3,6 +3,10 @@
 Background: the figures are those of `steady.py`, whose passes go over a pool of batches. Here a pass is as many steps as take
 about 0.3 s, followed by one step that is not timed, because the device was waited for. Steps that include an evaluation or a
 checkpoint are left out, unless most do, in which case they belong to a typical step.
+
+A batch of a new length often takes a step several times as long, in eager training too: attention kernels are planned, memory
+is allocated, CUDA graphs are recorded. A workload's warm-up goes through every length; a script's batches come as they come, so
+steps with a new shape count as warm-up, unless they are not slower or shapes hardly ever come again.
 """
 
 from __future__ import annotations
@@ -11,12 +15,12 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from compile_sweep.harness import steady
-from compile_sweep.harness.distributed import agreed, agreed_numbers
+from compile_sweep.harness.distributed import agreed, agreed_numbers, largest_everywhere
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import Window
 from compile_sweep.script.clock import StepTime
@@ -24,6 +28,12 @@ from compile_sweep.script.clock import StepTime
 PASS_S = 0.3  # approximate seconds of a pass
 PASS_STEPS = (2, 50)  # minimum and maximum number of steps in a pass
 USUAL_SHARE = 0.3  # fraction of steps that include an evaluation, above which it belongs to a typical step
+
+SLOWER = 1.2
+"""Ratio of a new shape's step to a typical one above which it counts as warm-up."""
+
+MAX_NEW_S, MAX_NEW_STEPS, LEAST_SEEN = 20.0, 100, 0.3
+"""Seconds or number of timed steps after which those with new shapes count, too, if fewer than this fraction had a known one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,10 +44,10 @@ class Stream:
     device: torch.device
     pass_steps: int
     keeps_interrupted: bool
-    times: list[StepTime] = field(default_factory=list)
-    """Steps that count."""
-    left_out: int = 0
-    """Number of steps that do not count."""
+    taken: list[StepTime] = field(default_factory=list)
+    """All timed steps."""
+    keeps_new: bool = False
+    """Whether steps with new shapes count."""
     passes: list[list[float]] = field(default_factory=list)
     """Milliseconds of steps that count, minus their wait for data."""
     _began: float = field(default_factory=time.monotonic)
@@ -46,7 +56,8 @@ class Stream:
     @classmethod
     def after(cls, warmup: Sequence[StepTime], protocol: Protocol, device: torch.device) -> Stream:
         """Returns a stream whose passes fit the last steps of a warm-up."""
-        (step_ms,) = agreed_numbers([statistics.median(one.ms for one in warmup[-5:])], device)
+        seen = [one.ms for one in warmup if not one.is_new][-5:]
+        (step_ms,) = agreed_numbers([statistics.median(seen or [one.ms for one in warmup[-5:]])], device)
         least, most = PASS_STEPS
         interrupted = sum(one.interrupted for one in warmup)
         return cls(
@@ -55,6 +66,34 @@ class Stream:
             pass_steps=int(min(most, max(least, round(1e3 * PASS_S / max(step_ms, 1e-3))))),
             keeps_interrupted=interrupted > USUAL_SHARE * len(warmup),
         )
+
+    @property
+    def times(self) -> list[StepTime]:
+        """Steps that count."""
+        return [one for one in self._uninterrupted if self.keeps_new or not one.is_new]
+
+    @property
+    def interrupted(self) -> int:
+        """Number of steps that do not count because they include an evaluation or a checkpoint."""
+        return len(self.taken) - len(self._uninterrupted)
+
+    @property
+    def new(self) -> list[StepTime]:
+        """Steps with new shapes."""
+        return [one for one in self._uninterrupted if one.is_new]
+
+    @property
+    def extra_ms(self) -> float:
+        """Milliseconds that a step with a new shape takes longer; 0 if that is within what steps vary by."""
+        seen = [one.compute_ms for one in self._uninterrupted if not one.is_new]
+        if not self.new or not seen:
+            return math.inf if self.new else 0.0
+        new_ms, typical_ms = statistics.fmean(one.compute_ms for one in self.new), statistics.median(seen)
+        return new_ms - typical_ms if new_ms > SLOWER * typical_ms else 0.0
+
+    @property
+    def _uninterrupted(self) -> list[StepTime]:
+        return [one for one in self.taken if self.keeps_interrupted or not one.interrupted]
 
     @property
     def window(self) -> Window:
@@ -76,13 +115,16 @@ class Stream:
         """Whether the interval of the median is narrow."""
         return steady.relative_width(self.window) <= self.protocol.limits(self.device).target_width
 
-    def take(self, times: Sequence[StepTime]) -> None:
-        """Adds consecutive steps."""
-        kept = [one for one in times if self.keeps_interrupted or not one.interrupted]
-        self.left_out += len(times) - len(kept)
-        self.times += kept
-        whole = len(self.times) // self.pass_steps * self.pass_steps
-        compute = [one.compute_ms for one in self.times[:whole]]
+    def take(self, times: Sequence[StepTime], *, are_last: bool = False) -> None:
+        """Adds consecutive steps; all workers must call this alike."""
+        new = largest_everywhere([int(one.is_new) for one in times], self.device)
+        self.taken += [replace(one, is_new=bool(is_new)) for one, is_new in zip(times, new, strict=True)]
+        is_late = are_last or len(self.taken) >= MAX_NEW_STEPS or time.monotonic() - self._began >= MAX_NEW_S
+        hardly_ever_again = len(self._uninterrupted) - len(self.new) < LEAST_SEEN * len(self._uninterrupted)
+        self.keeps_new = agreed(not self.extra_ms or (is_late and hardly_ever_again), self.device)
+        counted = self.times
+        whole = len(counted) // self.pass_steps * self.pass_steps
+        compute = [one.compute_ms for one in counted[:whole]]
         self.passes = [compute[at : at + self.pass_steps] for at in range(0, whole, self.pass_steps)]
 
     def is_long_enough(self) -> bool:
@@ -98,6 +140,11 @@ class Stream:
         at_limit = long_enough and len(self.passes) >= limits.max_passes
         is_narrow = width <= limits.target_width and elapsed_s >= min(steady.LEAST_S, limits.min_window_s)
         return agreed(at_limit or is_narrow or (long_enough and steady.is_hopeless(self.window, width, limits)), self.device)
+
+    def mean_size(self) -> tuple[float, float]:
+        """Returns samples and tokens of a mean step that counts."""
+        counted = self.times
+        return statistics.fmean(one.samples for one in counted), statistics.fmean(one.tokens for one in counted)
 
     def throughput(self, samples: float, tokens: float) -> steady.Throughput:
         """Returns the rate, given the samples and tokens of a mean step."""

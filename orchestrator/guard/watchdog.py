@@ -34,6 +34,8 @@ OOM_NOTE = "the kernel's out-of-memory killer ended"  # start of the reaper's no
 
 _FATAL = re.compile(r"^Fatal Python error: (.+?)\s*$", re.MULTILINE)
 _TIMEOUT = re.compile(r"^Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$", re.MULTILINE)
+_RECOMPILE = re.compile(r"^.*\[__recompiles\] Recompiling function .*(?:\n.*\[__recompiles\] (?!Recompiling).*)*", re.MULTILINE)
+_PREFIX = re.compile(r"^.*?\[__recompiles\] ", re.MULTILINE)
 _MAX_TAIL_BYTES = 1_000_000  # how much of the end of a log is read; enough for the stacks of several hundred threads
 
 
@@ -45,6 +47,8 @@ class CrashReport:
     """Python's name of the signal, such as "Segmentation fault"."""
     timed_out: bool = False
     oom_killed: bool = False
+    recompiles: tuple[str, ...] = ()
+    """What torch compiled again, and why, as in a record's `recompile_reasons`."""
 
 
 def log_sizes(folder: Path) -> dict[str, int]:
@@ -60,11 +64,14 @@ def read_crash_report(folder: Path, before: Mapping[str, int]) -> CrashReport:
 
 def parse_crash_report(text: str) -> CrashReport:
     """Parses the text of a log."""
+    from compile_sweep.harness.diagnostics.torch_logs import parse_recompile  # only dead trials need it
+
     fatal = _FATAL.search(text)
     return CrashReport(
         fatal_signal=fatal.group(1) if fatal else None,
         timed_out=_TIMEOUT.search(text) is not None,
         oom_killed=OOM_NOTE in text,
+        recompiles=tuple(parse_recompile(_PREFIX.sub("", told[0])) for told in _RECOMPILE.finditer(text)),
     )
 
 

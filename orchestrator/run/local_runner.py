@@ -110,6 +110,7 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, 
         fatal=crash.fatal_signal,
         timed_out=crash.timed_out,
         oom_killed=crash.oom_killed,
+        recompiles=crash.recompiles,
         has_started=progress.is_up,
         **(forked.outcome or {"error_text": forked.ending}),
     )

@@ -38,6 +38,7 @@ def death_of(
         fatal=evidence.fatal_signal,
         timed_out=evidence.timed_out,
         oom_killed=evidence.oom_killed,
+        recompiles=evidence.recompiles,
         has_started=progress is None or progress.is_up,
         startup_error="" if cause else startup_error(progress, elapsed_s),
         nodes_lost=max(int(isinstance(error, PreemptionError)), _lost(progress.hosts if progress else ())),

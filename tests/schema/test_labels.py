@@ -245,6 +245,18 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "timed_out": True, "in_phase_s": 0.0}, ["after 600 s"]),
     (Label.TRIAL_DEADLINE, {"phase": "checking", "timed_out": True, "elapsed_s": 10.0}, ["in phase checking"]),
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "in_phase_s": 600.0}, ["after 600 s"]),
+    (
+        Label.COMPILE_DEADLINE,
+        {
+            "phase": "warming-up",
+            "in_phase_s": 600.0,
+            "recompiles": [
+                f"forward (model.py:3): tensor 'ids' size mismatch at index 1. expected {size}, actual {size + 2}"
+                for size in (8, 12)
+            ],
+        },
+        ["compiled 2 times anew, lately forward (model.py:3)", "expected 12, actual 14", "use fewer lengths"],
+    ),
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "in_phase_s": 880.0, "elapsed_s": 900.0}, ["after 600 s"]),
     (Label.TRIAL_DEADLINE, {"phase": "checking", "elapsed_s": 900.0}, ["after 900 s", "in phase checking"]),
     (Label.TRIAL_DEADLINE, {"phase": "warming-up", "in_phase_s": 599.0, "elapsed_s": 901.0}, ["in phase warming-up"]),

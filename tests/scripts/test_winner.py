@@ -21,7 +21,8 @@ from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.apply import apply_to_optimizers
+from compile_sweep.script.apply import apply_to_modules, apply_to_optimizers
+from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
 from compile_sweep.script.library_arguments import accelerate_plugin, equivalents, training_arguments
 from compile_sweep.script.main_module import run_as_main
@@ -295,6 +296,17 @@ def test_a_module_runs_as_python_m_would_run_it(folder: Path, monkeypatch: pytes
 )
 def test_a_script_that_runs_under_torchrun_alone_is_known_by_its_text(text: str, needs: bool) -> None:
     assert needs_launcher(text) is needs
+
+
+def test_an_average_of_reordered_weights_is_reordered_too() -> None:
+    # Otherwise each update of the average is a slow kernel for each weight, between different strides.
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 1))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    other = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    apply_to_modules(CompileSettings.parse("scope=eager,memory_format=channels_last"), [Target(called=model, module=model)], {})
+    for weight, averaged in zip(model.parameters(), average.module.parameters(), strict=True):
+        assert weight.stride() == averaged.stride()
+    assert not other[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_reordered_weights_take_the_state_of_their_optimizer_along() -> None:

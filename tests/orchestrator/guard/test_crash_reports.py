@@ -51,6 +51,17 @@ def test_words_like_it_are_no_evidence() -> None:
     assert parse_crash_report(text) == CrashReport()
 
 
+def test_what_torch_compiled_again_is_told() -> None:
+    line, text = "V1127 04:54:31.247000 26 torch/_dynamo/guards.py:4760] [0/{0}] [__recompiles] ", ""
+    for number, guards in ((1, ["0/0: size mismatch at index 1. expected 223, actual 255"]), (2, ["0/1: first", "0/0: second"])):
+        told = ["Recompiling function forward in model.py:3", "    triggered by the following guard failure(s):"]
+        text += "".join(f"{line.format(number)}{one}\n" for one in [*told, *(f"    - {guard}" for guard in guards)])
+    assert parse_crash_report(f"{text}steady\n").recompiles == (
+        "forward (model.py:3): size mismatch at index 1. expected 223, actual 255",
+        "forward (model.py:3): first (one of 2 graphs, none of which fits)",
+    )
+
+
 def test_of_a_long_log_its_end_is_read(tmp_path: Path) -> None:
     (tmp_path / "worker-1.log").write_text("x" * 3_000_000 + "\nFatal Python error: Bus error\n\nThread 0x0:\n")
     assert watchdog.read_crash_report(tmp_path, {}).fatal_signal == "Bus error"

@@ -1,0 +1,56 @@
+"""Which steps of a script count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from compile_sweep.harness.protocol import Protocol
+from compile_sweep.script.clock import StepTime
+from compile_sweep.script.steady_steps import MAX_NEW_STEPS, Stream
+
+
+def _steps(*times: tuple[float, bool], samples: int = 1) -> list[StepTime]:
+    return [StepTime(ms=ms, wait_ms=0.0, interrupted=False, is_new=is_new, samples=samples) for ms, is_new in times]
+
+
+def _stream(*passes: Sequence[StepTime]) -> Stream:
+    stream = Stream.after(_steps((150.0, False)), Protocol(), torch.device("cpu"))
+    for taken in passes:
+        stream.take(taken)
+    return stream
+
+
+def test_a_pass_is_filled_by_shapes_that_have_come_before() -> None:
+    stream = _stream(_steps((900.0, True), (10.0, False)), _steps((11.0, False), (700.0, True)))
+    assert stream.passes == [[10.0, 11.0]]
+    assert stream.extra_ms == pytest.approx(800 - 10.5)
+
+
+def test_new_shapes_that_are_not_slower_count() -> None:
+    stream = _stream(_steps((10.0, True), (10.0, False)), _steps((11.0, False), (11.0, True)))
+    assert stream.passes == [[10.0, 10.0], [11.0, 11.0]]
+    assert stream.extra_ms == 0
+
+
+@pytest.mark.parametrize(("every", "counts"), [(2, False), (4, True)])
+def test_shapes_that_hardly_ever_come_again_count_in_the_end(every: int, counts: bool) -> None:
+    steps = _steps(*((10.0, False) if index % every == 0 else (100.0, True) for index in range(MAX_NEW_STEPS)))
+    stream = _stream(*(steps[at : at + 2] for at in range(0, len(steps) - 2, 2)))
+    assert len(stream.times) == (len(steps) - 2) // every + (every == 4)  # the first of every four
+    stream.take(steps[-2:])
+    assert len(stream.times) == (len(steps) if counts else len(steps) // every)
+
+
+def test_a_script_that_ends_before_a_shape_comes_again_is_measured_with_all() -> None:
+    stream = _stream(_steps((100.0, True), (100.0, True)))
+    assert not stream.passes
+    stream.take(_steps((90.0, True), (90.0, True)), are_last=True)
+    assert stream.passes == [[100.0, 100.0], [90.0, 90.0]]
+
+
+def test_samples_are_those_of_the_steps_that_count() -> None:
+    stream = _stream(_steps((900.0, True), samples=1), _steps((10.0, False), samples=3), _steps((10.0, False), samples=5))
+    assert stream.mean_size() == (4.0, 1.0)
