@@ -1,12 +1,8 @@
 """The columns of `analysis.load`: names, dtypes and meanings, derived from what `TrialRecord` declares for each figure."""
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
-from itertools import pairwise
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -14,7 +10,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from compile_sweep.schema.attempt_record import figures
-from compile_sweep.schema.figure import Figure
+from compile_sweep.schema.figure import Figure, field_docs
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 
@@ -66,16 +62,7 @@ def _dtype(kind: Any) -> str | ExtensionDtype:
 
 def _settings_columns() -> dict[str, Column]:
     """Returns a column for each field of `CompileSettings`, from its type and docstring."""
-    kinds = get_type_hints(CompileSettings)
-    body = ast.parse(textwrap.dedent(inspect.getsource(CompileSettings))).body[0]
-    meanings = {
-        field.target.id: " ".join(str(words.value.value).split())
-        for field, words in pairwise(ast.iter_child_nodes(body))
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(words, ast.Expr)
-        and isinstance(words.value, ast.Constant)
-    }
+    kinds, meanings = get_type_hints(CompileSettings), field_docs(CompileSettings)
     return {settings_column(f.name): Column(_dtype(kinds[f.name]), meanings.get(f.name, "")) for f in fields(CompileSettings)}
 
 

@@ -1,6 +1,5 @@
 """Prints a command's help from the dataclass of its options: the common ones or, with `--help-all`, all of them, in groups."""
 
-import ast
 import inspect
 import shutil
 import textwrap
@@ -12,6 +11,8 @@ from types import UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
+
+from compile_sweep.schema.figure import field_docs
 
 WORDS = ("-h", "--help", "--help-all")  # words that ask for help
 
@@ -73,7 +74,7 @@ def _block(title: str, entries: Sequence[Entry]) -> str:
 
 
 def _entries(options: type[Any]) -> Iterator[Entry]:
-    hints, meanings = get_type_hints(options, include_extras=True), _meanings(options)
+    hints, meanings = get_type_hints(options, include_extras=True), field_docs(options)
     for field in fields(options):
         hint = hints[field.name]
         kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
@@ -114,19 +115,3 @@ def _default(field: Field[Any], meaning: str) -> str:
     if value in (MISSING, None, (), "") or "default" in meaning or isinstance(value, tuple):
         return ""
     return f" (default: {f'{value:g}' if isinstance(value, float) else value})"
-
-
-def _meanings(options: type[Any]) -> dict[str, str]:
-    """Returns the string below each field, on one line."""
-    found: dict[str, str] = {}
-    for base in reversed(options.__mro__):
-        if not is_dataclass(base):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, under in zip(definition.body, definition.body[1:], strict=False):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant):
-                found[field.target.id] = " ".join(str(under.value.value).split())
-    return found

@@ -183,7 +183,7 @@ def batch_size_of(trial: pd.Series) -> int | None:
     return max(1, round(rate * float(np.mean(trial["step_ms"])) / 1e3 / int(trial["num_workers"])))
 
 
-def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None, seed: int = 0) -> Costs:
+def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None) -> Costs:
     """Returns the cost of the job under each usable setting.
 
     Only trials with one environment, number of workers and input pipeline are comparable; the group with the most usable trials
@@ -199,7 +199,7 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None, seed:
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
     first_sd_s, again_sd_s = (absolute_deviations(table, name, noise(attempts, "compile_s")) for name in ("first_s", "again_s"))
-    totals = _totals(table, samples, job, attempts, seed)
+    totals = _totals(table, samples, job, attempts)
     low, high = np.quantile(totals, [0.025, 0.975], axis=0)
     total = (fixed + job.steps * step_s).astype("Float64")
     gpu_hours = total * np.array([float(job.gpus(int(number))) for number in workers]) / 3600
@@ -235,16 +235,14 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
     ]
 
 
-def _totals(
-    table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: Attempts, seed: int
-) -> npt.NDArray[np.float64]:
+def _totals(table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: Attempts) -> npt.NDArray[np.float64]:
     """Returns draws of each trial's total, of shape (draw, trial)."""
     like = {"first_s": "compile_s", "again_s": "compile_s"}
     totals = np.empty((DRAWS, len(table)), order="F")
     for begin in range(0, len(table), _DRAWN_AT_ONCE):
         part = slice(begin, begin + _DRAWN_AT_ONCE)
         names = ("samples_per_s", "first_s", "again_s")
-        draws = drawn(table.iloc[part], names, attempts=attempts, like=like, count=DRAWS, seed=seed + begin)
+        draws = drawn(table.iloc[part], names, attempts=attempts, like=like, count=DRAWS, seed=begin)
         starts = draws[:, :, 1] + job.restarts * draws[:, :, 2] + (1 + job.restarts) * job.start_overhead_s
         totals[:, part] = starts + job.steps * samples[part] / draws[:, :, 0]
     return totals

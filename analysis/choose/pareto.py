@@ -38,11 +38,7 @@ class Summary(NamedTuple):
 
     best: Choice | None
     """The trial with the most samples per second, as `assured`; of equals the one that compiles faster."""
-    quickest: Choice | None
-    """The compiled trial with the least cold compile time."""
     knee: Choice | None
-    best_eager: Choice | None
-    """The eager trial with the most samples per second, as `assured`; of equals the one that compiles faster."""
     counts: Mapping[Status, int]
     """Number of settings with each status, by the trials that count; see `standing`."""
 
@@ -172,34 +168,14 @@ def comparable(df: pd.DataFrame) -> pd.Series:
     return _joined(df, *_COMPARABLE)
 
 
-def break_even_s(trial: pd.Series, baseline: pd.Series) -> float | None:
-    """Returns the seconds after which `trial`, including its compile, has trained on as many samples as `baseline`.
-
-    Both rates are assumed to be constant: r₁ (t - c₁) = r₀ (t - c₀), with r in samples per second and c in compile seconds.
-
-    Returns:
-        The seconds from the start of training; None if it never catches up or a figure is missing.
-    """
-    rate, compiling, base_rate, base_compiling = (
-        number(row[name]) for row in (trial, baseline) for name in ("samples_per_s", "compile_s")
-    )
-    if rate is None or compiling is None or base_rate is None or base_compiling is None or rate <= base_rate:
-        return None
-    return max(0.0, (rate * compiling - base_rate * base_compiling) / (rate - base_rate))
-
-
 def summary(df: pd.DataFrame) -> Summary:
     """Returns the trials a person asks for first; missing ones are None, so it works for any sweep, even an empty one."""
     with_speedups = speedup_over_eager(standing(df))
     fastest = _fastest_first(usable(with_speedups, "samples_per_s"))
-    compiled = usable(with_speedups, "samples_per_s", "compile_s")
-    compiled = compiled[compiled["scope"] != Scope.EAGER]
     counts = with_speedups["status"].value_counts()
     return Summary(
-        best=_first(with_speedups, fastest),
-        quickest=_first(with_speedups, compiled.sort_values("compile_s", kind="stable")),
+        best=None if fastest.empty else _choice(with_speedups, fastest.iloc[0]),
         knee=_choice(with_speedups, knee(pareto_front(with_speedups))),
-        best_eager=_first(with_speedups, fastest[fastest["scope"] == Scope.EAGER]),
         counts={status: int(counts.get(str(status), 0)) for status in Status},
     )
 
@@ -293,10 +269,6 @@ def _eager_peer(df: pd.DataFrame, trial: pd.Series) -> pd.Series | None:
     eager, kind = _eager_fastest_first(df), comparable(df)
     peers = eager[kind[eager.index] == kind.at[trial.name]]
     return None if peers.empty else peers.iloc[0]
-
-
-def _first(df: pd.DataFrame, ranked: pd.DataFrame) -> Choice | None:
-    return None if ranked.empty else _choice(df, ranked.iloc[0])
 
 
 def _choice(df: pd.DataFrame, trial: pd.Series | None) -> Choice | None:

@@ -245,8 +245,6 @@ def uncertain_front(
     objectives: Mapping[str, Goal | str] = DEFAULT_OBJECTIVES,
     *,
     attempts: pd.DataFrame | None = None,
-    count: int = DRAWS,
-    seed: int = 0,
 ) -> UncertainFront:
     """Returns the Pareto front with each trial's probability of being on it.
 
@@ -259,14 +257,12 @@ def uncertain_front(
         df: Trials as `load` returns them.
         objectives: "max" or "min", by column; usually two or three.
         attempts: Result of `load` with `all_attempts`, to see how settings scatter between runs.
-        count: Number of draws.
-        seed: Seed of the draws.
 
     Raises:
         ValueError: The objectives are invalid as in `pareto_front`.
     """
     signs = signs_of(df, objectives)
-    candidates, between, chances = _chances(df, signs, attempts, count, seed)
+    candidates, between, chances = _chances(df, signs, attempts, DRAWS)
     is_on_front = on_front(assured_costs(candidates, signs))
     kept = is_on_front | (chances >= POSSIBLE)
     last, *others = reversed(signs)
@@ -283,7 +279,6 @@ def front_probability(
     *,
     attempts: pd.DataFrame | None = None,
     count: int = DRAWS,
-    seed: int = 0,
 ) -> pd.Series:
     """Returns each trial's probability of being on the front; NA for trials that cannot be, such as those that are not ok.
 
@@ -294,12 +289,12 @@ def front_probability(
     Raises:
         ValueError: The objectives are invalid as in `pareto_front`.
     """
-    candidates, _, chances = _chances(df, signs_of(df, objectives), attempts, count, seed)
+    candidates, _, chances = _chances(df, signs_of(df, objectives), attempts, count)
     return pd.Series(chances, index=candidates.index, dtype="Float64").reindex(df.index)
 
 
 def _chances(
-    df: pd.DataFrame, signs: Mapping[str, float], attempts: pd.DataFrame | None, count: int, seed: int
+    df: pd.DataFrame, signs: Mapping[str, float], attempts: pd.DataFrame | None, count: int
 ) -> tuple[pd.DataFrame, dict[str, Noise], npt.NDArray[np.float64]]:
     """Returns the trials that can be on the front, the noise between runs, and the fraction of draws in which each is on it."""
     between = {name: noise(df if attempts is None else attempts, name) for name in signs}
@@ -309,7 +304,7 @@ def _chances(
     if not len(near):
         return candidates, between, chances
     factors = np.array(list(signs.values()))
-    costs = factors * drawn(candidates.iloc[near], tuple(signs), attempts=attempts, count=count, seed=seed)
+    costs = factors * drawn(candidates.iloc[near], tuple(signs), attempts=attempts, count=count)
     chances[near] = (_undominated_in_two(costs) if len(signs) == 2 else _undominated(costs)) / count
     return candidates, between, chances
 

@@ -89,8 +89,6 @@ class ParetoInfo(NamedTuple):
     """Groups of trials on the front, or possibly on it, that cannot be told apart, each led by its most probable member."""
     floor: float
     """Lower prices are negligible and drawn here: a logarithmic axis has no zero for eager."""
-    num_without_figures: int
-    """Number of trials that are not shown because they lack these figures."""
     num_left_out: int
     """Number of trials that are not shown because there are too many to draw."""
 
@@ -127,7 +125,7 @@ def pareto_info(
     for index, row in shown.iterrows():
         leader = leaders.get(index, index)
         points[index] = _point(
-            row, over, along, floor, on_front=index in front.index, is_knee=_is_row(knee_row, index),
+            row, over, along, floor, on_front=index in front.index, is_knee=knee_row is not None and knee_row.name == index,
             front_probability=number(possible.at[index, "front_probability"]) if index in possible.index else None,
             equal_to=None if leader == index else str(shown.at[leader, "setting_name"]),
         )  # fmt: skip
@@ -142,7 +140,6 @@ def pareto_info(
         price=along,
         ties=[[points[index] for index in group] for group in groups if len(group) > 1],
         floor=floor,
-        num_without_figures=len(trials) - len(with_figures),
         num_left_out=len(with_figures) - len(points),
     )
 
@@ -190,10 +187,6 @@ def _point(
         **known,
         **figures,
     )
-
-
-def _is_row(row: pd.Series | None, index: object) -> bool:
-    return row is not None and row.name == index
 
 
 def _floor(df: pd.DataFrame, price: FrontAxis) -> float:

@@ -4,8 +4,12 @@
 and the table in docs/records.md are derived from these declarations.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from itertools import pairwise
 from typing import Any
 
 NOT_MEASURED = "not measured"  # value of `missing` for most figures
@@ -111,3 +115,15 @@ def figure(meaning: str, *, default: Any = None, **more: Any) -> Any:
 def required(meaning: str, **more: Any) -> Any:
     """Declares a field that every record has."""
     return field(metadata={"figure": Figure(meaning=meaning, **more)})
+
+
+def field_docs(kind: type[Any]) -> dict[str, str]:
+    """Returns the string below each field of a dataclass and its bases, on one line."""
+    found: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for name, below in pairwise(ast.iter_child_nodes(definition)):
+            match name, below:
+                case ast.AnnAssign(target=ast.Name(id=field_name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[field_name] = " ".join(text.split())
+    return found

@@ -1,13 +1,12 @@
 """What `--list` prints: workloads, recipes and settings by name, each with a one-line description."""
 
-import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import pairwise
 
 from rich.console import Console
 
+from compile_sweep.schema.figure import field_docs
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
@@ -45,15 +44,5 @@ def settings() -> Iterator[Line]:
     """Yields fields of `CompileSettings` with the strings below them; fields that contain others by the way they are written."""
     written = {name: f"{name}.NAME" for name in ("workload", "ddp", *CONFIG_MODULES)}
     written |= {"options": "inductor.NAME", "parts": "parts.NAME.FIELD"}
-    said = dict(_documented(CompileSettings))
+    said = field_docs(CompileSettings)
     yield from ((written.get(field.name, field.name), said.get(field.name, "")) for field in fields(CompileSettings))
-
-
-def _documented(kind: type) -> Iterator[Line]:
-    """Yields each field of a class with the string below it, on one line."""
-    (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
-    for field, below in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    yield field.target.id, " ".join(text.split())

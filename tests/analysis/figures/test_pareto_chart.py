@@ -26,7 +26,6 @@ def test_the_chart_shows_each_trial_that_has_figures(make_sweep: MakeSweep) -> N
         "buckets",
     ]
     assert {point.trial_id for point in info.points if not point.on_front} == {"full", "mark"}
-    assert info.num_without_figures == 2
     assert [point.trial_id for point in info.points if point.is_knee] == ["regional-auto"]
 
 
