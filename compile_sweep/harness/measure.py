@@ -198,6 +198,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         eager=found.eager,
         eager_steady_losses=_floats(found.window.eager_losses),
         gradient_check=gradient_check,
+        recompiles=diagnostics.recompile_reasons,
         store=run.store,
         on_eager_runs=lambda: on_phase(Phase.EAGER_RUNS),
     )

@@ -37,6 +37,7 @@ from compile_sweep.harness.numerics.tolerance import (
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.outputs import zero_infinities
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.causes.guards import advice_on_stale_number
 from compile_sweep.schema.settings import CompileSettings
 
 
@@ -112,6 +113,7 @@ def check_numerics(
     eager: Trajectory | None = None,
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
+    recompiles: Sequence[str] = (),
     store: ReferenceStore | None = None,
     on_eager_runs: Callable[[], None] = lambda: None,
 ) -> Numerics:
@@ -120,7 +122,10 @@ def check_numerics(
     if kept is None:
         on_eager_runs()
     references = kept or run_references(prepared, batches, eager=eager)
-    found = judge(compiled, references, steady_losses, eager_steady_losses, gradient_check, settings=prepared.settings)
+    settings = prepared.settings
+    found = judge(
+        compiled, references, steady_losses, eager_steady_losses, gradient_check, settings=settings, recompiles=recompiles
+    )
     if store is not None and kept is None and found.status is not NumericsStatus.EAGER_UNSTABLE:
         store.save(prepared, batches, references)
     return found
@@ -135,13 +140,16 @@ def judge(
     *,
     settings: CompileSettings | None = None,
     is_script: bool = False,
+    recompiles: Sequence[str] = (),
 ) -> Numerics:
     """Judges a compiled run by existing eager runs of the same length; takes the same arguments as `check_numerics`.
 
     Args:
         settings: The settings of the compiled run; what they have already is not advised.
         is_script: Whether the run is a script's, which has no `--bisect`.
+        recompiles: Recompiles of the compiled run, which may explain why it diverges.
     """
+    advice = partial(_advice, references, gradient_check, settings, recompiles, is_script=is_script)
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
         raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
@@ -194,7 +202,7 @@ def judge(
         gradient_check=gradient_check,
         worst=worst,
         remark=remark,
-        advice=_advice(references, gradient_check, settings, is_script=is_script) if status is NumericsStatus.DIVERGES else None,
+        advice=advice() if status is NumericsStatus.DIVERGES else None,
     )
 
 
@@ -216,7 +224,12 @@ def _without_gradients(compiled: Trajectory, references: References) -> list[str
 
 
 def _advice(
-    references: References, gradient_check: GradientCheck | None, settings: CompileSettings | None, *, is_script: bool
+    references: References,
+    gradient_check: GradientCheck | None,
+    settings: CompileSettings | None,
+    recompiles: Sequence[str],
+    *,
+    is_script: bool,
 ) -> str | None:
     bisect = "--bisect with this setting, which names the module"
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
@@ -224,6 +237,8 @@ def _advice(
             "scope=regional" if is_script else f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"
         )
         return f"try {parts}; an activation_memory_budget below 1 does this under dropout"
+    if stale := advice_on_stale_number(recompiles):
+        return stale
     options = {} if settings is None else settings.inductor_options
     uses_inductor = settings is None or settings.backend is None
     rounds = references.rounding > _FLOAT32_ROUNDING

@@ -209,7 +209,10 @@ def _has_rows(batch: Batch, name: str) -> bool:
 def _permuted(batch: Batch, names: Sequence[str], parts: int) -> Batch:
     generator, size = torch.Generator().manual_seed(batch.length), batch.samples // parts
     order = torch.cat([part * size + torch.randperm(size, generator=generator) for part in range(parts)])
-    reordered = {name: batch.inputs[name][order.to(batch.inputs[name].device)] for name in names}
+    reordered = {}
+    for name in names:
+        tensor = batch.inputs[name]  # an earlier step may have called requires_grad_() on it
+        reordered[name] = tensor.detach()[order.to(tensor.device)].requires_grad_(tensor.requires_grad)
     return replace(batch, inputs={**batch.inputs, **reordered})
 
 

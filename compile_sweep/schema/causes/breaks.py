@@ -167,8 +167,9 @@ BREAKS = (
     Cause(
         "tensor subclass",
         "torch.compile can only pass plain tensors to an operator, or subclasses that define __tensor_flatten__ and "
-        "__tensor_unflatten__ and are created before the step",
-        headline=r"convert args/kwargs to proxy",
+        "__tensor_unflatten__ and are created before the step; take plain tensors out of others, x.as_subclass(torch.Tensor), "
+        "before the forward",
+        headline=r"convert args/kwargs to proxy|`as_subclass`",
         explanation=r"_make_wrapper_subclass",
     ),
     Cause(

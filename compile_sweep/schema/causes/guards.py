@@ -24,8 +24,9 @@ _MADE_AT_FIRST = (
 )
 
 FIXED_LENGTH = (
-    "this code fixes the length, often in a Python loop over positions: pad to fewer lengths (dynamic=buckets) with a "
-    "recompile_limit above their number, or compile what the loop calls apart (scope=modular and parts, or scope=regional)"
+    "this code fixes the length, often in a Python loop over positions or as a dictionary's key: pad to fewer lengths "
+    "(dynamic=buckets) with a recompile_limit above their number, or compile what the loop calls apart (scope=modular and parts, "
+    "or scope=regional)"
 )
 """What helps where the compiled code depends on the length."""
 
@@ -274,7 +275,8 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
         there = (one for one in fold_recompiles(recompiles) if one.first.function == series.first.function)
         sizes = {size for one in there if cause_of_guard(one.first.guard) is blocks for size in one.values}
         return blocks if sizes & set(series.values) else None
-    if cause is not None and cause.name == "list or dictionary that grows" and (series.count, series.values) == (1, ["0"]):
+    is_once = series.count == 1 and (series.values == ["0"] or re.fullmatch(r"KeyError on \w+(\.\w+)+", series.first.guard))
+    if cause is not None and cause.name == "list or dictionary that grows" and is_once:
         return _NAMED["made in the first forward"]
     if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
         return _cause_of_values(series.values[1:])
@@ -326,6 +328,25 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
     return "keep what the guard names the same in every step"
 
 
+def advice_on_stale_number(recompiles: Sequence[str]) -> str | None:
+    """Returns what helps if a compiled run diverges that recompiled for a Python float; None for one that did not.
+
+    From the second value on, torch 2.13 compiles such a number as one that varies, and Inductor's code then no longer stores what
+    the forward assigns to it: it stays as it is, without an error and without another recompile.
+    """
+    for series in fold_recompiles(recompiles):
+        cause, first = cause_of_series(series), series.first
+        is_named_float = _FLOAT.fullmatch(first.value) and " " not in first.source
+        if is_named_float and cause is not None and cause.name in _FLOATS:
+            stale = f"compiled code can go on with an old value of {first.source.removeprefix('self.')}"
+            return f"{stale}, which the forward changes: {named_advice(cause, series)}"
+    return None
+
+
+_FLOAT = re.compile(r"-?\d+\.\d+(e-?\d+)?")
+_FLOATS = ("Python number that changes", "number of each block", "global number")
+
+
 def named_advice(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the attribute's own name, and a number's first value, in the code that it shows."""
     source = series.first.source
@@ -334,7 +355,7 @@ def named_advice(cause: Cause, series: RecompileSeries) -> str:
     if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
         return cause.advice
     advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)
-    is_number = series.values and re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", series.values[0])
+    is_number = series.values and _FLOAT.fullmatch(series.values[0])
     if is_number and not is_expression:
         first, changed = series.values[0], "* 0.99" if float(series.values[0]) else "+ 0.01"
         advice = advice.replace("torch.zeros(())", f"torch.tensor({first})").replace(f"{attribute} + 1", f"{attribute} {changed}")

@@ -101,6 +101,14 @@ class Flattened(Wrapped):
 _wrapped, _flattened = Wrapped(torch.ones(4, 8)), Flattened(torch.ones(4, 8))
 
 
+class Labeled(Tensor):
+    """A subclass that only has another name, as images with boxes have."""
+
+
+def with_label(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x.as_subclass(Labeled)).as_subclass(Tensor)  # type: ignore[no-untyped-call]
+
+
 def with_wrapped(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) + _wrapped
 
@@ -285,6 +293,7 @@ BREAKS_OF_VALUES = [
     Case("sparse tensor", with_sparse_made_there, with_zeros),
     Case("nested tensor", with_nested, plain),
     Case("value that is not a tensor", with_copy, with_clone),
+    Case("tensor subclass", with_label, plain),
     Case("tensor subclass", with_wrapped, with_flattened),
     Case("tensor subclass", with_wrapped_made_there, with_flattened),
     Case("sparse tensor", with_sparse, with_dense),

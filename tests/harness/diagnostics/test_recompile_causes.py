@@ -690,6 +690,24 @@ def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
     assert not trained_with(torch.tensor(0.1)).recompile_reasons
 
 
+def with_teacher(net: Net, x: Tensor) -> Tensor:
+    if net.last is None:
+        net.last = nn.Linear(8, 8)
+    y: Tensor = net.layer(x) + net.last(x)
+    return y
+
+
+def test_a_module_that_the_first_forward_makes_is_no_dictionary_that_grows() -> None:
+    found = run(with_teacher, steps=4)
+    assert "made in the first forward" in [
+        cause and cause.name for one in fold_recompiles(found.recompile_reasons) if (cause := cause_of_series(one))
+    ]
+    (series,) = fold_recompiles(["forward (net.py:3): KeyError on self.teacher # self.teacher(x) # net.py:5 in forward"])
+    assert cause_of_series(series) is _NAMED["made in the first forward"]
+    twice = fold_recompiles(["forward (net.py:3): KeyError on self.scales['a'] # x # net.py:5 in forward"] * 2)[0]
+    assert cause_of_series(twice) is _NAMED["list or dictionary that grows"]
+
+
 def with_loop_over_rows(net: Net, x: Tensor) -> Tensor:
     state = x[0]
     for row in x[1:]:

@@ -7,11 +7,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
 from compile_sweep.harness.numerics.references import References
@@ -176,6 +178,46 @@ def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None
     assert advice("scope=full,backend=aot_eager") == "try --bisect with this setting, which names the module"
     assert "bisect" not in advice("scope=full", is_script=True)
     assert advice("scope=full,backend=aot_eager", is_script=True) == ""
+
+
+def test_a_run_that_diverges_by_a_number_that_the_forward_changes_is_advised_to_keep_it_in_a_buffer() -> None:
+    wrong = replace(RIGHT, losses=scaled(RIGHT.losses, 1.1))
+
+    def advice(*values: object) -> str:
+        recompiles = [f"forward (net.py:3): self.heat == {value} # self.heat *= 0.9 # net.py:4 in forward" for value in values]
+        return judge(wrong, EAGER, [], recompiles=recompiles).advice or ""
+
+    assert advice(2.0).startswith("compiled code can go on with an old value of heat, which the forward changes: ")
+    assert "self.register_buffer('heat', torch.tensor(2.0))" in advice(2.0)
+    assert all("layout_optimization" in advice(*values) for values in ((), (3,)))
+
+
+@pytest.mark.nightly(reason="Inductor compiles for half a minute on a busy host")
+def test_inductors_code_keeps_an_old_value_of_a_number_and_eagers_of_a_buffer() -> None:
+    class Annealed(nn.Module):
+        def __init__(self, heat: Any) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            if isinstance(heat, Tensor):
+                self.register_buffer("heat", heat)
+            else:
+                self.heat = heat
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.heat = self.heat * 0.9
+            found: Tensor = self.layer(x) / self.heat
+            return found
+
+    heats = []
+    for heat in (2.0, torch.tensor(2.0)):
+        torch._dynamo.reset()
+        model = Annealed(heat)
+        compiled = torch.compile(model)
+        for _ in range(6):
+            compiled(torch.randn(3, 4)).sum().backward()
+        heats.append(float(model.heat))
+    assert heats[1] == pytest.approx(2 * 0.9**6)
+    assert heats[0] != pytest.approx(heats[1]), "torch has mended this: advice_on_stale_number can go"
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from toy_workloads import Toy, ToyModel
 
+from compile_sweep import WorkloadFromModel
 from compile_sweep.contract.base import Batch
 from compile_sweep.harness.numerics import references
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
@@ -188,6 +189,20 @@ def test_rows_are_in_another_order_wherever_the_loss_does_not_depend_on_it(kind:
     found = references_of(kind)
     assert found.eager.random is (kind is DropsWhileItTrains)
     assert [run.losses for run in found.permuted] != [run.losses for run in trained_alike(kind, found)]
+
+
+def test_a_step_may_ask_for_the_gradient_of_its_batch_as_penalties_and_forces_do() -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        energy = model(batch["x"].requires_grad_()).square().sum()
+        (force,) = torch.autograd.grad(energy, batch["x"], create_graph=True)
+        return (force - batch["y"]).square().mean()
+
+    workload = WorkloadFromModel(
+        lambda: nn.Linear(3, 1), lambda _: {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}, loss, num_batches=2
+    )()
+    pool = workload.pool(EAGER.shape_policy(1), rank=0, device=CPU)
+    found = run_references(prepare(workload, EAGER, CPU), [pool[step % 2] for step in range(STEPS)])
+    assert len(found.runs) == 3
 
 
 def test_sparse_tensors_keep_the_order_of_their_rows() -> None:
