@@ -255,7 +255,7 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
                 for size in (8, 12)
             ],
         },
-        ["compiled 2 times anew, lately forward (model.py:3)", "expected 12, actual 14", "use fewer lengths"],
+        ["compiled 2 times anew, lately forward (model.py:3)", "expected 12, actual 14", "lengths"],
     ),
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "in_phase_s": 880.0, "elapsed_s": 900.0}, ["after 600 s"]),
     (Label.TRIAL_DEADLINE, {"phase": "checking", "elapsed_s": 900.0}, ["after 900 s", "in phase checking"]),
