@@ -191,18 +191,19 @@ def test_rows_are_in_another_order_wherever_the_loss_does_not_depend_on_it(kind:
     assert [run.losses for run in found.permuted] != [run.losses for run in trained_alike(kind, found)]
 
 
-def test_a_step_may_ask_for_the_gradient_of_its_batch_as_penalties_and_forces_do() -> None:
+def test_a_step_may_call_requires_grad_on_its_batch_as_checkpoints_need_it() -> None:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        energy = model(batch["x"].requires_grad_()).square().sum()
-        (force,) = torch.autograd.grad(energy, batch["x"], create_graph=True)
-        return (force - batch["y"]).square().mean()
+        return (model(batch["x"].requires_grad_()) - batch["y"]).square().mean()
 
     workload = WorkloadFromModel(
-        lambda: nn.Linear(3, 1), lambda _: {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}, loss, num_batches=2
+        lambda: nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 3)),  # draws random numbers, so that eager runs several times
+        lambda _: {"x": torch.randn(4, 3), "y": torch.randn(4, 3)},
+        loss,
+        num_batches=2,
     )()
     pool = workload.pool(EAGER.shape_policy(1), rank=0, device=CPU)
     found = run_references(prepare(workload, EAGER, CPU), [pool[step % 2] for step in range(STEPS)])
-    assert len(found.runs) == 3
+    assert len(found.permuted) > 1
 
 
 def test_sparse_tensors_keep_the_order_of_their_rows() -> None:
