@@ -258,7 +258,8 @@ BREAKS = (
     Cause(
         "recurrent layer",
         "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
-        "(torch._dynamo.config.allow_rnn = True), or leave the layer eager and compile the modules around it",
+        "(torch._dynamo.config.allow_rnn = True), which unrolls the layer into a graph for each length, or leave the layer eager "
+        "and compile the modules around it",
         headline=r"wrap RNN, GRU, or LSTM",
         explanation=r"does not support RNN, GRU, or LSTM",
     ),

@@ -10,7 +10,7 @@ from breaks_of_python import BREAKS_OF_PYTHON, doubled, with_forked_state, with_
 from breaks_of_torch import BREAKS_OF_TORCH, with_recurrent_layer
 from breaks_of_values import BREAKS_OF_VALUES
 from faulty_models import FEW, TORCH, Case, Forward, Net, is_clean, run, run_mended, with_break_in_loop
-from torch import Tensor
+from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.schema.causes import breaks
@@ -96,9 +96,14 @@ def test_an_exception_that_leaves_the_forward_is_a_cause_and_one_that_it_catches
 
 
 @pytest.mark.slow
-def test_a_recurrent_layer_is_one_graph_where_dynamo_is_told_to_trace_it() -> None:
+def test_a_recurrent_layer_is_one_graph_for_each_length_where_dynamo_is_told_to_trace_it() -> None:
     with torch._dynamo.config.patch(allow_rnn=True):
         assert is_clean(run(with_recurrent_layer))
+        layer = torch.compile(nn.GRU(2, 2), backend="eager")
+        with capture_diagnostics() as found:
+            for length in (3, 5, 4):
+                layer(torch.ones(length, 1, 2))
+    assert found.graphs == 3
 
 
 def test_a_fallback_at_a_break_of_unknown_cause_still_has_advice() -> None:
