@@ -304,6 +304,11 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
         return f"whether gradients belong to the loss could not be checked: {check['reason']}"
     layers = ", ".join(f"{name} {100 * error:+.3g} %" for name, error in check["layers"].items())
     within = f"within {100 * check['error']:.2g} % of one layer's ({100 * check['allowed']:.2g} % allowed)"
+    if off := check.get("eager_error"):
+        return (
+            f"gradients are eager's {within}, which do not belong to the loss either: off by {100 * off:.3g} % of one layer's, "
+            "as a detach, a straight-through estimate or the backward of a custom autograd.Function makes them; fine if it is meant"
+        )
     told = f"do not belong to the loss: {layers}" if check["outcome"] == "wrong" else f"belong to the loss {within}"
     return f"gradients {told}, by finite differences in the compiled code"
 

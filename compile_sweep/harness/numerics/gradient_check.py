@@ -94,6 +94,8 @@ class GradientCheck:
     allowed: float | None = None
     layers: Mapping[str, float] = field(default_factory=dict)
     """Relative errors of layers out of tolerance, largest first; with many layers only the worst one is determined."""
+    eager_error: float | None = None
+    """Error of eager's own gradients where they are no derivatives of the loss either, and compiled ones are the same."""
     share_checked: float | None = None
     """Fraction of the layers with gradients that was checked; the other gradients are too small to be told from rounding."""
     evaluations: int = 0
@@ -204,7 +206,8 @@ class _Search(FiniteDifferences):
         if not self._draws:  # both evaluate the same function of the same weights, so what is not smooth in it cancels
             for values in differences.values():
                 if max(map(abs, values)) <= allowed:
-                    return self._verdict(Outcome.OK, max(map(abs, values)), checked)
+                    verdict = self._verdict(Outcome.OK, max(map(abs, values)), checked)
+                    return replace(verdict, eager_error=self._error_at_two_widths(eager))
         judged = errors if self._draws else differences
         # Eager's residual is curvature, kinks and rounding, which cancel if the random numbers are the same.
         floors = {width: max(map(abs, eager[width])) for width in errors}
@@ -217,6 +220,15 @@ class _Search(FiniteDifferences):
             if stands_out and self._is_seen(judged[width][line], width):
                 return self._wrong(width, judged[width][line], checked)
         return self._by_groups(checked)
+
+    def _error_at_two_widths(self, errors: Mapping[float, Sequence[float]]) -> float | None:
+        """Returns the largest error of a line that is equal at two widths, which is not curvature; None if there is none."""
+        found = []
+        for line in range(NUM_LINES):
+            of_line = {width: values[line] for width, values in errors.items()}
+            plateau = _plateau(of_line, self._precision.allowed)
+            found += [] if plateau is None else [abs(of_line[max(plateau)])]
+        return max(found, default=None)
 
     def _by_groups(self, checked: float) -> GradientCheck:
         """Returns what shows when groups of layers move one at a time; a group that is right at one width is right."""

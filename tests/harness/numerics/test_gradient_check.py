@@ -6,7 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.apply import applied
+from compile_sweep.harness.diagnostics.advice import _gradient_check
 from compile_sweep.harness.numerics import gradient_check
 from compile_sweep.harness.numerics.check import NumericsStatus, judge
 from compile_sweep.harness.numerics.finite_differences import Differentiated
@@ -312,6 +313,33 @@ def test_gradients_that_are_no_derivatives_in_eager_either_are_not_called_wrong(
     found = Subject(StraightThrough(dropout)).check(draws=dropout > 0)
     assert found.outcome is outcome, found
     assert outcome is Outcome.OK or found.reason
+
+
+class HalfOfIt(torch.autograd.Function):
+    """A square whose backward forgets a factor of 2."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * ctx.saved_tensors[0]
+
+
+class Forgetful(Net):
+    def forward(self, ids: Tensor) -> Tensor:
+        squares: Tensor = HalfOfIt.apply(super().forward(ids))
+        return squares
+
+
+def test_a_custom_backward_that_is_wrong_in_eager_too_is_said_and_not_held_against_compiled_code() -> None:
+    found = Subject(Forgetful()).check()
+    assert found.outcome is Outcome.OK
+    assert (found.eager_error or 0) > 0.5
+    assert "the backward of a custom autograd.Function" in _gradient_check(asdict(found))
+    assert Subject(Net()).check().eager_error is None
 
 
 def test_a_wrong_layer_is_found_beside_a_straight_through_estimate_if_nothing_is_random() -> None:
