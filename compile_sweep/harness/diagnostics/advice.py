@@ -307,7 +307,7 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
     if off := check.get("eager_error"):
         return (
             f"gradients are eager's {within}, which do not belong to the loss either: off by {100 * off:.3g} % of one layer's, "
-            "as a detach, a straight-through estimate or the backward of a custom autograd.Function makes them; fine if it is meant"
+            "as a detach, a straight-through estimate or a backward of a custom autograd.Function do; fine if meant"
         )
     told = f"do not belong to the loss: {layers}" if check["outcome"] == "wrong" else f"belong to the loss {within}"
     return f"gradients {told}, by finite differences in the compiled code"
