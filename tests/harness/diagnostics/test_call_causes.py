@@ -1,0 +1,211 @@
+"""Causes of recompiles in how compiled code is called: arguments, layout in memory, frozen layers, breaks, the optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from faulty_models import Net, is_clean, run
+from test_recompile_causes import cause_of, dropped
+from torch import Tensor, nn
+
+from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.schema.causes.guards import _NAMED, advice_on_limit, cause_of_guard, cause_of_series
+from compile_sweep.schema.causes.recompiles import fold_recompiles
+from compile_sweep.schema.settings import CompileSettings
+
+pytestmark = pytest.mark.slow
+
+
+def passed_on(*args: Tensor, **kwargs: Tensor) -> Tensor:
+    return torch.mul(*args, **kwargs)
+
+
+def test_code_that_is_called_in_different_ways_has_its_cause_and_one_graph_for_each_way() -> None:
+    torch._dynamo.reset()
+    compiled, x = torch.compile(passed_on, backend="eager"), torch.ones(4)
+    with capture_diagnostics() as found:
+        compiled(input=x, other=x)
+        compiled(x, other=x)
+        compiled(x, x)
+    series = fold_recompiles(found.recompile_reasons)
+    assert {one.name for each in series if (one := cause_of_series(each))} == {"arguments of different calls"}
+    assert found.graphs == 3
+
+
+def test_a_transposed_tensor_is_laid_out_differently_and_a_contiguous_one_takes_no_graph_more() -> None:
+    told = []
+    for other in (torch.ones(4, 3).T, torch.ones(4, 3).T.contiguous()):
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.sin, backend="eager")
+        with capture_diagnostics() as found:
+            compiled(torch.ones(3, 4))
+            compiled(other)
+        told.append((found.graphs, {one.name for text in found.recompile_reasons if (one := cause_of(text))}))
+    assert told == [(2, {"layout in memory"}), (1, set())]
+
+
+def with_bias_if_given(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.sin() if bias is None else x.sin() + bias
+
+
+def test_an_argument_that_only_some_calls_give_is_not_made_in_the_first_forward() -> None:
+    torch._dynamo.reset()
+    compiled, x = torch.compile(with_bias_if_given, backend="eager"), torch.ones(4)
+    with capture_diagnostics() as found:
+        compiled(x)
+        compiled(x, x)
+    assert [one.name for text in found.recompile_reasons if (one := cause_of(text))] == ["argument of changing type"]
+
+
+@contextlib.contextmanager
+def frozen_at_first(net: Net, number: int) -> Iterator[None]:
+    net.layer.weight.requires_grad_(number >= 3)
+    yield
+
+
+def test_layers_that_are_unfrozen_late_take_one_graph_more() -> None:
+    found = run(dropped, around=frozen_at_first)
+    guards = [text.partition("): ")[2] for text in found.recompile_reasons]
+    assert [one.name for guard in guards if (one := cause_of_guard(guard))] == ["frozen and trained parameters"], guards
+    assert is_clean(found)
+
+
+@torch.compiler.disable
+def plus_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def broken_by_a_call(x: Tensor) -> Tensor:
+    return plus_one(x * 2) * 3
+
+
+def broken_between_lines(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y * 3
+
+
+@pytest.mark.parametrize("function", [broken_by_a_call, broken_between_lines])
+def test_a_length_behind_a_graph_break_is_not_marked_and_the_break_is_what_to_fix(function: Callable[[Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    with capture_diagnostics() as found:
+        for length in (4, 7, 9):
+            torch._dynamo.mark_dynamic(x := torch.randn(3, length), 1)
+            compiled(x)
+    (series,) = fold_recompiles(found.recompile_reasons)
+    settings = CompileSettings.parse("scope=full,dynamic=mark,pad_multiple=1")
+    said = explain_recompiles(series, KnownSizes(settings=settings, max_length=9, batch_size=3), found.graph_break_reasons)
+    assert said.endswith("fix the break at this line")
+
+
+def test_blocks_of_different_kinds_take_a_graph_each_and_are_named() -> None:
+    torch._dynamo.reset()
+    kinds = (nn.Tanh, nn.GELU, nn.ReLU)
+    blocks = [nn.Sequential(nn.Linear(8, 8), kind()) for kind in kinds for _ in range(2)]
+    x = torch.randn(4, 8, requires_grad=True)
+    with capture_diagnostics() as found:
+        for block in blocks:
+            torch.compile(block, backend="eager")(x)
+    assert found.graphs == len(kinds)
+    assert {text.partition(" (")[0] for text in found.recompile_reasons} == {"module of torch.nn"}
+    assert {one.name for text in found.recompile_reasons if (one := cause_of(text))} == {"blocks of different kinds"}
+
+
+def with_moving_average(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    with torch.no_grad():
+        net.heat.lerp_(y.detach().mean(), 0.1)
+    return y * net.heat
+
+
+def test_a_buffer_moved_by_an_average_in_the_forward_is_one_graph() -> None:
+    found = run(with_moving_average)
+    assert is_clean(found)
+    assert not found.recompile_reasons
+
+
+def trained_with(rate: Any) -> Diagnostics:
+    torch._dynamo.reset()
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=rate, foreach=True)
+    step = torch.compile(optimizer.step, backend="eager")
+    with capture_diagnostics() as found:
+        for _ in range(10):
+            layer(torch.randn(2, 4)).sum().backward()
+            if isinstance(rate, Tensor):
+                optimizer.param_groups[0]["lr"].mul_(0.9)
+            else:
+                optimizer.param_groups[0]["lr"] *= 0.9
+            step()
+    return found
+
+
+def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
+    guards = [text.partition("): ")[2] for text in trained_with(0.1).recompile_reasons]
+    assert "learning rate" in {cause.name for guard in guards if (cause := cause_of_guard(guard))}, guards
+    assert not trained_with(torch.tensor(0.1)).recompile_reasons
+
+
+def with_teacher(net: Net, x: Tensor) -> Tensor:
+    if net.last is None:
+        net.last = nn.Linear(8, 8)
+    y: Tensor = net.layer(x) + net.last(x)
+    return y
+
+
+def test_a_module_that_the_first_forward_makes_is_no_dictionary_that_grows() -> None:
+    found = run(with_teacher, steps=4)
+    assert "made in the first forward" in [
+        cause and cause.name for one in fold_recompiles(found.recompile_reasons) if (cause := cause_of_series(one))
+    ]
+    (series,) = fold_recompiles(["forward (net.py:3): KeyError on self.teacher # self.teacher(x) # net.py:5 in forward"])
+    assert cause_of_series(series) is _NAMED["made in the first forward"]
+    twice = fold_recompiles(["forward (net.py:3): KeyError on self.scales['a'] # x # net.py:5 in forward"] * 2)[0]
+    assert cause_of_series(twice) is _NAMED["list or dictionary that grows"]
+
+
+def with_loop_over_rows(net: Net, x: Tensor) -> Tensor:
+    state = x[0]
+    for row in x[1:]:
+        state = torch.tanh(net.layers[0](row) + state)
+    return state
+
+
+def test_a_length_that_a_loop_fixes_takes_a_graph_each_and_what_the_loop_calls_takes_one() -> None:
+    def found_with(of: Callable[[nn.Module], nn.Module]) -> Diagnostics:
+        torch._dynamo.reset()
+        net = type("Model", (Net,), {"forward": with_loop_over_rows})()
+        compiled = torch.compile(of(net), backend="eager")
+        with capture_diagnostics() as found:
+            for rows in (9, 4, 6, 8, 5):
+                compiled(torch.randn(rows, 8)) if compiled._orig_mod is net else with_loop_over_rows(net, torch.randn(rows, 8))
+        return found
+
+    whole = found_with(lambda net: net)
+    (series,) = fold_recompiles(whole.recompile_reasons)
+    lengths = KnownSizes(settings=CompileSettings.parse("scope=full,dynamic=auto,pad_multiple=1"), max_length=9, batch_size=1)
+    said = explain_recompiles(series, lengths)
+    assert "each length takes a graph although dynamic=auto lets lengths vary" in said
+    assert "compile what the loop calls apart" in said
+    assert "dynamic=mark does so" not in said
+    assert "often in a Python loop over positions" in advice_on_limit(f"forward (model.py:3) hit {series.first.guard}")
+    assert found_with(lambda net: net.layers[0]).graphs <= 1 < whole.graphs
+
+
+def test_frames_that_come_out_of_a_recurrent_layer_are_a_length_and_no_rows_that_depend_on_the_data() -> None:
+    torch._dynamo.reset()
+    net = type("Model", (Net,), {"forward": lambda net, x: net.layer(net.rnn(x)[0])})()
+    net.rnn = nn.GRU(8, 8)
+    step = torch.compile(lambda x: net(x)[-1].square().sum(), backend="eager")
+    with capture_diagnostics() as found:
+        for frames in (9, 4, 6):
+            step(torch.randn(frames, 2, 8))
+    causes = [cause_of_series(one, found.graph_break_reasons) for one in fold_recompiles(found.recompile_reasons)]
+    assert "length after a graph break" in [cause and cause.name for cause in causes]
+    assert "output of unknown size" not in [cause and cause.name for cause in causes]
