@@ -107,7 +107,13 @@ def _command(options: Options) -> int:
     rules = [Rule.parse(words) for words in options.fail_on]
     (before, attempts_before), (after, attempts_after) = load_for_analysis(options.before), load_for_analysis(options.after)
     sweeps = (load_sweep(options.before), load_sweep(options.after))
-    repeated = _attempts_of_repeats(options.before, options.after, options.repeat)
+    repeats = options.repeat
+    named = [options.before, options.after, *repeats]
+    for at, folder in enumerate(repeats, start=2):
+        if folder.resolve() in [other.resolve() for other in named[:at]]:
+            raise ConfigError(f"--repeat {folder} is named twice; give a sweep that ran apart from the others")
+        refuse_other_work(load_sweep(options.before), load_sweep(folder))
+    repeated = [load_for_analysis(folder)[1] for folder in repeats]
     attempts = (pd.concat([attempts_before, *repeated], ignore_index=True), attempts_after)
     comparison = compare(before, after, sweeps=sweeps, attempts=attempts)
     findings = check(comparison, rules)
@@ -143,15 +149,6 @@ def _recommended(trials: pd.DataFrame, attempts: Attempts) -> str:
     return {Outcome.USE: f"use {label}", Outcome.STAY: f"stay with {label}", Outcome.UNCLEAR: "cannot tell"}[
         found.decision.outcome
     ]
-
-
-def _attempts_of_repeats(before: Path, after: Path, repeats: Sequence[Path]) -> list[pd.DataFrame]:
-    named = [before, after, *repeats]
-    for at, folder in enumerate(repeats, start=2):
-        if folder.resolve() in [other.resolve() for other in named[:at]]:
-            raise ConfigError(f"--repeat {folder} is named twice; give a sweep that ran apart from the others")
-        refuse_other_work(load_sweep(before), load_sweep(folder))
-    return [load_for_analysis(folder)[1] for folder in repeats]
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:

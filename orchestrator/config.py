@@ -274,7 +274,18 @@ class SweepConfig:
                 f"--trial-deadline-s {self.trial_deadline_s:g} is below --compile-deadline-s {self.compile_deadline_s:g}, "
                 "which it includes; raise it"
             )
-        self._check_caches()
+        if self.cache is None and self.caches is not CachePolicy.COLD:
+            raise ConfigError(f"--starts {self.caches} shares artifacts, and --cache-store none keeps none; leave one out")
+        if self.precompile and (self.cache is None or self.cache.startswith(REDIS)):
+            raise ConfigError(
+                f"--precompile keeps what was traced, which --cache-store {shown(self.cache or 'none')} does not; "
+                "name a folder or URI"
+            )
+        if self.cache is not None and self.cache.startswith(REDIS) and self.caches is CachePolicy.COLD:
+            raise ConfigError(
+                f"--cache-store {shown(self.cache)} is read while a trial compiles, so none would be cold; add --starts shared, "
+                "or auto to measure the front again cold"
+            )
 
     @property
     def whole_trial_s(self) -> float:
@@ -288,20 +299,6 @@ class SweepConfig:
             raise ConfigError(f"--runner local has one worker per trial; leave it out to train with {self.workers_per_trial}")
         if self.max_concurrent > 1:
             raise ConfigError(f"--runner local runs one trial at a time; leave it out to run {self.max_concurrent} at once")
-
-    def _check_caches(self) -> None:
-        if self.cache is None and self.caches is not CachePolicy.COLD:
-            raise ConfigError(f"--starts {self.caches} shares artifacts, and --cache-store none keeps none; leave one out")
-        if self.precompile and (self.cache is None or self.cache.startswith(REDIS)):
-            raise ConfigError(
-                f"--precompile keeps what was traced, which --cache-store {shown(self.cache or 'none')} does not; "
-                "name a folder or URI"
-            )
-        if self.cache is not None and self.cache.startswith(REDIS) and self.caches is CachePolicy.COLD:
-            raise ConfigError(
-                f"--cache-store {shown(self.cache)} is read while a trial compiles, so none would be cold; add --starts shared, "
-                "or auto to measure the front again cold"
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """Converts to plain JSON values, with settings as their keys."""

@@ -199,7 +199,15 @@ def costs(df: pd.DataFrame, job: Job, *, attempts: Attempts | None = None) -> Co
     fixed = table["first_s"] + job.restarts * table["again_s"] + (1 + job.restarts) * job.start_overhead_s
     step_s = samples / table["samples_per_s"]
     first_sd_s, again_sd_s = (absolute_deviations(table, name, noise(attempts, "compile_s")) for name in ("first_s", "again_s"))
-    totals = _totals(table, samples, job, attempts)
+    # Returns draws of each trial's total, of shape (draw, trial).
+    like = {"first_s": "compile_s", "again_s": "compile_s"}
+    totals = np.empty((DRAWS, len(table)), order="F")
+    for begin in range(0, len(table), _DRAWN_AT_ONCE):
+        part = slice(begin, begin + _DRAWN_AT_ONCE)
+        names = ("samples_per_s", "first_s", "again_s")
+        draws = drawn(table.iloc[part], names, attempts=attempts, like=like, count=DRAWS, seed=begin)
+        starts = draws[:, :, 1] + job.restarts * draws[:, :, 2] + (1 + job.restarts) * job.start_overhead_s
+        totals[:, part] = starts + job.steps * samples[part] / draws[:, :, 0]
     low, high = np.quantile(totals, [0.025, 0.975], axis=0)
     total = (fixed + job.steps * step_s).astype("Float64")
     gpu_hours = total * np.array([float(job.gpus(int(number))) for number in workers]) / 3600
@@ -233,19 +241,6 @@ def reigns(table: pd.DataFrame) -> list[Reign]:
         Reign(trial=table.iloc[position], from_steps=begin, to_steps=end, from_s=float(fixed[position] + begin * step[position]))
         for (position, begin), end in zip(found, [*ends, None], strict=True)
     ]
-
-
-def _totals(table: pd.DataFrame, samples: npt.NDArray[np.float64], job: Job, attempts: Attempts) -> npt.NDArray[np.float64]:
-    """Returns draws of each trial's total, of shape (draw, trial)."""
-    like = {"first_s": "compile_s", "again_s": "compile_s"}
-    totals = np.empty((DRAWS, len(table)), order="F")
-    for begin in range(0, len(table), _DRAWN_AT_ONCE):
-        part = slice(begin, begin + _DRAWN_AT_ONCE)
-        names = ("samples_per_s", "first_s", "again_s")
-        draws = drawn(table.iloc[part], names, attempts=attempts, like=like, count=DRAWS, seed=begin)
-        starts = draws[:, :, 1] + job.restarts * draws[:, :, 2] + (1 + job.restarts) * job.start_overhead_s
-        totals[:, part] = starts + job.steps * samples[part] / draws[:, :, 0]
-    return totals
 
 
 _DRAWN_AT_ONCE = 500  # number of trials that are drawn at once; bounds the memory for a sweep of thousands

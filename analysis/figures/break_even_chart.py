@@ -142,7 +142,13 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     )  # fmt: skip
     versus = "what is run today" if info.baseline is not None else "the quickest setting's"
     chart.update_yaxes(range=[0, _HIGHEST], title_text=f"total time (multiple of {versus})", tickformat=".2~f")
-    shown = drawn_places(info)
+    # The fastest step first
+    winners = {str(reign.trial["settings_key"]) for reign in info.reigns}
+    shown = [
+        place
+        for place, one in enumerate(info.settings)
+        if one.key in winners or one.is_plain or place == info.baseline or place == 0
+    ]
     for place, one in enumerate(info.settings):
         like = [other for other in shown if info.settings[other].scope is one.scope]
         dash = _DASHES[(like.index(place) if place in like else len(like)) % len(_DASHES)]
@@ -154,16 +160,6 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     places = zip(shown, ends, _apart(ends, heights), strict=True)
     chart.update_layout(annotations=[_line_name(place, info.settings[place], end, at) for place, end, at in places])
     return chart
-
-
-def drawn_places(info: BreakEvenInfo) -> list[int]:
-    """Returns indices of the settings that the chart draws, the fastest step first."""
-    winners = {str(reign.trial["settings_key"]) for reign in info.reigns}
-    return [
-        place
-        for place, one in enumerate(info.settings)
-        if one.key in winners or one.is_plain or place == info.baseline or place == 0
-    ]
 
 
 def break_even_data(info: BreakEvenInfo) -> dict[str, Any]:

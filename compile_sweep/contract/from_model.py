@@ -358,17 +358,14 @@ class ModelWorkload(Workload):
 
     def parts(self) -> Sequence[str]:
         if self.declared_parts is None:
-            return self._usual_parts()
+            # The model or, if it has no forward of its own, like a generator with its discriminator, the modules in it.
+            if self._parts is None:
+                inner = self.build_model().get_submodule(MODEL)
+                has_forward = getattr(type(inner), "forward", None) is not nn.Module.forward
+                children = [f"{MODEL}.{name}" for name, _ in inner.named_children()]
+                self._parts = [MODEL] if has_forward or not children else children
+            return self._parts
         return _inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
-
-    def _usual_parts(self) -> Sequence[str]:
-        """Returns the model or, if it has no forward of its own, like a generator with its discriminator, the modules in it."""
-        if self._parts is None:
-            inner = self.build_model().get_submodule(MODEL)
-            has_forward = getattr(type(inner), "forward", None) is not nn.Module.forward
-            children = [f"{MODEL}.{name}" for name, _ in inner.named_children()]
-            self._parts = [MODEL] if has_forward or not children else children
-        return self._parts
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         if module == "":

@@ -425,7 +425,7 @@ def _argument_shapes(
     def watcher(name: str, signature: inspect.Signature) -> Callable[..., None]:
         def watch(module: nn.Module, args: Any, kwargs: Any) -> None:
             given = signature.bind(*args, **kwargs).arguments
-            seen[name] = {key: tuple(tensor.shape) for key, tensor in _tensors_in(given)}
+            seen[name] = {key: tuple(tensor.shape) for key, tensor in tensors_in(given)}
 
         return watch
 
@@ -506,16 +506,16 @@ def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor], before_again: 
         model(**batch)
 
 
-def _tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields tensors by name, in the naming scheme of `value_at` in source_runtime.py."""
+def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields tensors by name, also those in lists, tuples and mappings, as `value_at` in source_runtime.py names them."""
     for name, value in values.items():
         if isinstance(value, Tensor):
             yield f"{prefix}{name}", value
         elif isinstance(value, list | tuple):
-            yield from _tensors_in({str(index): one for index, one in enumerate(value)}, f"{prefix}{name}.")
-        elif isinstance(value, dict):
+            yield from tensors_in({str(index): one for index, one in enumerate(value)}, f"{prefix}{name}.")
+        elif isinstance(value, Mapping):
             named = {key: one for key, one in value.items() if isinstance(key, str) and "." not in key}
-            yield from _tensors_in(named, f"{prefix}{name}.")
+            yield from tensors_in(named, f"{prefix}{name}.")
 
 
 def is_safe_to_copy(model: nn.Module) -> bool:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any, Protocol, get_origin
 
 from compile_sweep.schema.choices import Mode
-from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import Value, format_value, is_backend_list, suggest
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
@@ -83,14 +82,22 @@ def _type_name(kind: Any) -> str:
 
 def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -> None:
     """Refuses names that the installed torch does not know, and values that its options do not accept, and suggests others."""
-    refuse_unknown_arguments(settings.ddp, installed)
+    # Refuses arguments that the installed `DistributedDataParallel` does not have.
+    if settings.ddp is not None and settings.ddp.batched_grad_copy and "batched_grad_copy" not in installed.ddp_arguments():
+        raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {version('torch')}; leave it out")
     modes = {settings.mode, *(part.mode for _, part in settings.parts or ())}
     if Mode.LITE in modes and _OPTION_OF_LITE not in installed.inductor_options():
         raise SettingsError(f"torch {version('torch')} has no mode=lite; leave it out")
     if settings.options:
         known, where = installed.inductor_options(), "torch._inductor.list_options() names them"
         _refuse_unknown_options("inductor", settings.options, known, "Inductor has no option", where)
-        _refuse_tuned_backends(settings)
+        # Refuses back-ends for max-autotune that do not exist.
+        for name, value in settings.inductor_options.items():
+            if not is_backend_list(name):
+                continue
+            for backend in str(value).upper().replace(" ", "").split(","):
+                if backend not in _TUNED_BACKENDS:
+                    raise SettingsError(f"inductor.{name} has no back-end {backend!r}; {suggest(backend, _TUNED_BACKENDS)}")
     for field, module in CONFIG_MODULES.items():
         if written := getattr(settings, field):
             _refuse_unknown_options(
@@ -105,16 +112,6 @@ _TUNED_BACKENDS = ("ATEN", "TRITON", "CUTLASS", "CUTEDSL", "NVGEMM", "FLYDSL", "
 """Back-ends that max-autotune can choose from, of torch 2.11 to 2.15, which ignores all other names without a word."""
 
 
-def _refuse_tuned_backends(settings: CompileSettings) -> None:
-    """Refuses back-ends for max-autotune that do not exist."""
-    for name, value in settings.inductor_options.items():
-        if not is_backend_list(name):
-            continue
-        for backend in str(value).upper().replace(" ", "").split(","):
-            if backend not in _TUNED_BACKENDS:
-                raise SettingsError(f"inductor.{name} has no back-end {backend!r}; {suggest(backend, _TUNED_BACKENDS)}")
-
-
 def _refuse_unknown_options(
     prefix: str, written: Iterable[tuple[str, Value]], known: Mapping[str, str], missing: str, where: str
 ) -> None:
@@ -124,12 +121,6 @@ def _refuse_unknown_options(
             hint = suggest(name, list(known))
             raise SettingsError(f"{missing} {name!r}; {hint if hint.startswith('did you mean') else where}")
         _refuse_other_type(f"{prefix}.{name}", value, known[name])
-
-
-def refuse_unknown_arguments(ddp: DdpSettings | None, installed: InstalledTorch) -> None:
-    """Refuses arguments that the installed `DistributedDataParallel` does not have."""
-    if ddp is not None and ddp.batched_grad_copy and "batched_grad_copy" not in installed.ddp_arguments():
-        raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {version('torch')}; leave it out")
 
 
 _WRITTEN = {

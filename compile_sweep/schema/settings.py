@@ -276,7 +276,15 @@ class CompileSettings:
             self._refuse_compiler_fields()
         else:
             self._settle_backend()
-            self._settle_mode()
+            if self.backend in (None, INDUCTOR):
+                mode, cudagraphs = resolve_mode(self.mode, self.cudagraphs)
+                self._set("mode", mode)
+                self._set("cudagraphs", cudagraphs)
+            if self.cudagraphs and self.dynamic is Dynamic.TRUE:
+                raise SettingsError(
+                    "dynamic=true makes every size symbolic, but a CUDA graph is captured for fixed sizes; "
+                    "use dynamic=mark, static or buckets, or cudagraphs=off"
+                )
             of_fields = {one.metadata["config"]: one.name for one in _DECLARED if one.metadata["config"]} | _CONFIG_THAT_IS_FIELDS
             for name, _ in self.written_config:
                 if (field_name := of_fields.get(name)) is not None:
@@ -536,17 +544,6 @@ class CompileSettings:
             uses = "always uses" if graphed else "cannot use"
             raise SettingsError(f"backend={self.backend} {uses} CUDA graphs; leave cudagraphs out")
         self._set("cudagraphs", graphed)
-
-    def _settle_mode(self) -> None:
-        if self.backend in (None, INDUCTOR):
-            mode, cudagraphs = resolve_mode(self.mode, self.cudagraphs)
-            self._set("mode", mode)
-            self._set("cudagraphs", cudagraphs)
-        if self.cudagraphs and self.dynamic is Dynamic.TRUE:
-            raise SettingsError(
-                "dynamic=true makes every size symbolic, but a CUDA graph is captured for fixed sizes; "
-                "use dynamic=mark, static or buckets, or cudagraphs=off"
-            )
 
     def _settle_padding(self) -> None:
         self._set("padding", resolve_padding(self.padding, self.scope, self.dynamic))

@@ -249,24 +249,27 @@ def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimize
         if settings.as_written:
             continue
         if settings.memory_format is not None:
-            _lay_out_state(optimizer)
+            # Gives state and gradients the strides of their weights, which were reordered since: fused kernels refuse others.
+            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+                state = optimizer.state.get(weight, {})
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == weight.shape:
+                        state[name] = _laid_out(value, weight)
+                if weight.grad is not None:
+                    weight.grad = _laid_out(weight.grad, weight)
         if settings.optimizer in COMPILED_OPTIMIZERS:
             _compile_step(optimizer, settings, is_only=len(optimizers) == 1)
         elif settings.optimizer is OptimizerKind.FUSED:
             if not _make_fused(optimizer):
                 missed.append(f"{type(optimizer).__name__} has no fused implementation here and runs as the script has it")
         else:
-            _make_foreach(optimizer)
+            # Removes a fused implementation; otherwise keeps torch's choice, which on a GPU is foreach.
+            for group in optimizer.param_groups:
+                if group.get("fused"):
+                    group["fused"], group["foreach"] = False, True
+            if hasattr(optimizer, "_step_supports_amp_scaling"):
+                optimizer._step_supports_amp_scaling = False
     return missed
-
-
-def _make_foreach(optimizer: Optimizer) -> None:
-    """Removes a fused implementation; otherwise keeps torch's choice, which on a GPU is foreach."""
-    for group in optimizer.param_groups:
-        if group.get("fused"):
-            group["fused"], group["foreach"] = False, True
-    if hasattr(optimizer, "_step_supports_amp_scaling"):
-        optimizer._step_supports_amp_scaling = False
 
 
 def _make_fused(optimizer: Optimizer) -> bool:
@@ -284,17 +287,6 @@ def _make_fused(optimizer: Optimizer) -> bool:
         if isinstance(step := state.get("step"), Tensor):
             state["step"] = step.to(device=one.device, dtype=torch.float32)
     return True
-
-
-def _lay_out_state(optimizer: Optimizer) -> None:
-    """Gives state and gradients the strides of their weights, which were reordered since: fused kernels refuse others."""
-    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-        state = optimizer.state.get(weight, {})
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == weight.shape:
-                state[name] = _laid_out(value, weight)
-        if weight.grad is not None:
-            weight.grad = _laid_out(weight.grad, weight)
 
 
 def _laid_out(tensor: Tensor, weight: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.inspect_model import repeated_blocks, tensors_in
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.script.monkeypatch import replaced
@@ -401,17 +401,6 @@ def _shapes(module: nn.Module, args: Any, kwargs: Any) -> Shapes:
     except (TypeError, ValueError):
         named = {str(index): value for index, value in enumerate(args)} | kwargs
     return {name: tuple(value.shape) for name, value in tensors_in(named)}
-
-
-def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields tensors by name, including those in lists, tuples and dictionaries; `*args` and `**kwargs` count as such."""
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            yield f"{prefix}{name}", value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in({str(index): one for index, one in enumerate(value)}, f"{prefix}{name}.")
-        elif isinstance(value, Mapping):
-            yield from tensors_in({key: one for key, one in value.items() if isinstance(key, str)}, f"{prefix}{name}.")
 
 
 def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:

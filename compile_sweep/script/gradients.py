@@ -131,7 +131,16 @@ class _Call:
 
     def __init__(self, target: Target, recorded: RecordedCall, run: Callable[..., Any], *, averages: bool) -> None:
         self._target, self._run, self._averages = target, run, averages
-        self._arguments, inputs = _back(recorded.arguments)
+        # The arguments on their original devices, and those that require gradients.
+        tensors: dict[int, Tensor] = {}
+
+        def moved(kept: _Kept) -> Tensor:
+            if id(kept) not in tensors:
+                tensors[id(kept)] = kept.values.to(kept.device).requires_grad_(kept.requires_grad)
+            return tensors[id(kept)]
+
+        there = pytree.tree_map_only(_Kept, moved, recorded.arguments)
+        self._arguments, inputs = there, [tensor for tensor in tensors.values() if tensor.requires_grad]
         self._outer = {index: gradient.to(target.device) for index, gradient in recorded.gradients.items()}
         self._autocast = recorded.autocast
         self._state = PythonState(target.module)
@@ -225,19 +234,6 @@ def _on_the_cpu(arguments: Any) -> Any:
         return copies[id(tensor)]
 
     return pytree.tree_map_only(Tensor, kept, arguments)
-
-
-def _back(arguments: Any) -> tuple[Any, list[Tensor]]:
-    """Returns the arguments on their original devices, and those that require gradients."""
-    tensors: dict[int, Tensor] = {}
-
-    def moved(kept: _Kept) -> Tensor:
-        if id(kept) not in tensors:
-            tensors[id(kept)] = kept.values.to(kept.device).requires_grad_(kept.requires_grad)
-        return tensors[id(kept)]
-
-    there = pytree.tree_map_only(_Kept, moved, arguments)
-    return there, [tensor for tensor in tensors.values() if tensor.requires_grad]
 
 
 def _real(tensor: Tensor) -> Tensor:

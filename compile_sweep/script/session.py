@@ -440,15 +440,12 @@ class Session:
             self.warmup_s = time.perf_counter() - self._began
             if self.stream is None:
                 self.warmup_peaks = memory.read_peaks(self.device)
-            self._begin_timing()
-
-    def _begin_timing(self) -> None:
-        self.stream = Stream.after(self.warmup, self.protocol, self.device)
-        self.losses = []
-        memory.reset_peaks(self.device)
-        self._on_phase(Phase.STEADY)
-        self._timed = -1  # the device was waited for, so one step is not timed
-        self._stage = self._timing
+            self.stream = Stream.after(self.warmup, self.protocol, self.device)
+            self.losses = []
+            memory.reset_peaks(self.device)
+            self._on_phase(Phase.STEADY)
+            self._timed = -1  # the device was waited for, so one step is not timed
+            self._stage = self._timing
 
     def _timing(self, losses: list[Tensor]) -> None:
         assert self._clock is not None

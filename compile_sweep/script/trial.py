@@ -228,7 +228,9 @@ class ScriptTrial:
         inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_GROUP}
         environment = {**inherited, **self.environment, **place.environment, **(self.rendezvous() or self._alone())}
         environment.setdefault("PYTHONHASHSEED", str(self.job.seed))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), _package_root()]))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [environment.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2])])
+        )
         environment["PYTHONFAULTHANDLER"] = "1"
         log = None if self.shows_output else folder / "log"
         process = self.start(folder / "assignment", place.folder, environment, log)
@@ -361,11 +363,6 @@ def _gradient_check(values: Mapping[str, Any] | None) -> GradientCheck | None:
     from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 
     return None if values is None else GradientCheck(**{**values, "outcome": Outcome(values["outcome"])})
-
-
-def _package_root() -> str:
-    """Returns the folder that this package is imported from."""
-    return str(Path(__file__).resolve().parents[2])
 
 
 def _progress(folder: Path) -> dict[str, Any]:

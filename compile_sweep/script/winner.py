@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from compile_sweep.contract.inspect_model import tensors_in
 from compile_sweep.harness.source_runtime import mark, with_own_code
 from compile_sweep.schema import record as records
 from compile_sweep.schema.journal import read_regular
@@ -33,7 +34,7 @@ from compile_sweep.script.apply import (
     compile_arguments,
     process_wide,
 )
-from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, name_targets, tensors_in, unwrapped
+from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, name_targets, unwrapped
 from compile_sweep.script.job import ScriptError, check_settings
 from compile_sweep.script.session import current
 

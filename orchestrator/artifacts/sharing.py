@@ -85,7 +85,9 @@ class Sharing:
                 return
             self._restored = _Restored()
             self._restored = _within(min(RESTORE_LIMIT_S, seconds_left - _SPARE_S), self._fetch)
-            self._put_in_place(self._restored)
+            from compile_sweep.harness.compile_cache.transfer import CacheFolders, restore_artifacts
+
+            restore_artifacts(self._restored.artifacts, CacheFolders.of_process())
         except Exception as error:  # whatever failed, the compiler can work without it
             self._fault(f"restoring from {shown(str(self.assignment.plan.cache))} failed: {_sentence(error)}")
         if self._restored is not None:
@@ -209,11 +211,6 @@ class Sharing:
             finally:
                 if refused:
                     print(f"refused: {len(refused)} values on the Redis server that our key has not signed", flush=True)
-
-    def _put_in_place(self, restored: _Restored) -> None:
-        from compile_sweep.harness.compile_cache.transfer import CacheFolders, restore_artifacts
-
-        restore_artifacts(restored.artifacts, CacheFolders.of_process())
 
     def _fetch(self) -> _Restored:
         plan, key = self.assignment.plan, self.assignment.settings.key

@@ -453,7 +453,13 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
         die_with(server)
         os.close(answers)
         empty_stdin()
-        _show_marker(order.marker)
+        # Writes the marker into the environment that the kernel shows of this process, which is the one the server started with.
+        find = ctypes.CDLL(None).getenv
+        find.restype = ctypes.c_void_p
+        place = find(ATTEMPT_MARKER.encode())
+        value = order.marker.encode() + b"\0"
+        if place and len(value) <= _MARKER_CHARS:
+            ctypes.memmove(place, value, len(value))
         if order.script_run is not None:  # what it is given is all that it sees, like a fresh process
             for name in os.environ.keys() - order.environment.keys():
                 del os.environ[name]
@@ -469,16 +475,6 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
         traceback.print_exc()
     finally:
         os._exit(1)
-
-
-def _show_marker(marker: str) -> None:
-    """Writes the marker into the environment that the kernel shows of this process, which is the one the server started with."""
-    find = ctypes.CDLL(None).getenv
-    find.restype = ctypes.c_void_p
-    place = find(ATTEMPT_MARKER.encode())
-    value = marker.encode() + b"\0"
-    if place and len(value) <= _MARKER_CHARS:
-        ctypes.memmove(place, value, len(value))
 
 
 if __name__ == "__main__":

@@ -38,12 +38,7 @@ class EventFiles:
                     writer.add_scalar(f"series/{name}", value, step, walltime=began)
             for name, words in {**entry.tags, "setting": entry.source or ""}.items():
                 if words:
-                    writer.add_text(name, _preformatted(words), 0, walltime=began)
+                    writer.add_text(name, "\n".join(f"    {line}" for line in words.splitlines()), 0, walltime=began)
 
     def close(self, report: Path | None) -> None:
         """Does nothing: TensorBoard cannot show an HTML report."""
-
-
-def _preformatted(words: str) -> str:
-    """Returns text as Markdown that renders it unchanged."""
-    return "\n".join(f"    {line}" for line in words.splitlines())

@@ -66,7 +66,15 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
         if expected is not None and not expected.cudagraphs:
             del sources[_NODES]
         for name, (level, read) in sources.items():
-            _listen(logging.getLogger(name), level, read, undo)
+            logger = logging.getLogger(name)
+            listener = _Listener(read)
+            if logger.name == _NODES:
+                undo.callback(setattr, logger, "propagate", logger.propagate)
+                logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then the user asked for these records
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(min(level, logger.getEffectiveLevel()))
+            logger.addHandler(listener)
+            undo.callback(logger.removeHandler, listener)
         # Torch checks this, not the logger, to decide whether to log recompiles.
         logged: set[str] = getattr(private("torch._logging._internal", "log_state"), "artifact_names", set())
         for artifact in set(_ARTIFACTS) - logged:
@@ -191,17 +199,6 @@ class _Listener(logging.Handler):
             self._read(record)
         except Exception:
             self.handleError(record)
-
-
-def _listen(logger: logging.Logger, level: int, read: Callable[[logging.LogRecord], None], undo: ExitStack) -> None:
-    listener = _Listener(read)
-    if logger.name == _NODES:
-        undo.callback(setattr, logger, "propagate", logger.propagate)
-        logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then the user asked for these records
-    undo.callback(logger.setLevel, logger.level)
-    logger.setLevel(min(level, logger.getEffectiveLevel()))
-    logger.addHandler(listener)
-    undo.callback(logger.removeHandler, listener)
 
 
 def _listen_to_warnings(read: Callable[[str, str], None], undo: ExitStack) -> None:

@@ -153,7 +153,7 @@ def judge(
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
         raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
-    infinite = _has_infinities(references.eager)
+    infinite = any(any(counts) for counts in references.eager.infinities)
     steady_bad, eager_steady_bad = (_first_not_finite(losses, infinite) for losses in (steady_losses, eager_steady_losses))
     eager_bad = [
         found for run in references.runs if (found := _not_finite(run) or _infinite_elsewhere(run, references)) is not None
@@ -401,10 +401,6 @@ def _not_finite(run: Trajectory) -> _NotFinite | None:
         return None
     step, what = min(found, key=lambda item: item[0])
     return _NotFinite(step, f"{what} of step {step}: not finite")
-
-
-def _has_infinities(run: Trajectory) -> bool:
-    return any(any(counts) for counts in run.infinities)
 
 
 def _infinite_elsewhere(run: Trajectory, references: References) -> _NotFinite | None:

@@ -253,7 +253,13 @@ class FiniteDifferences:
             _put_back(self._step, self._buffers)
         self._step.discard()
         with own_random_numbers(self._step.device, self._seed):
-            return _mean_over_workers(self._step.run(), self._step.device)
+            # The loss whose gradients workers have after averaging them.
+            loss = self._step.run()
+            if num_workers() == 1:
+                return loss
+            shared = torch.tensor(loss, device=self._step.device, dtype=torch.float64)
+            torch.distributed.all_reduce(shared)
+            return float(shared) / num_workers()
 
 
 def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -273,12 +279,3 @@ def _dot(one: Tensor, other: Tensor) -> float:
     if one.is_complex():
         one, other = torch.view_as_real(one), torch.view_as_real(other)
     return float((one * other).sum(dtype=torch.float64))
-
-
-def _mean_over_workers(loss: float, device: torch.device) -> float:
-    """Returns the loss whose gradients workers have after averaging them."""
-    if num_workers() == 1:
-        return loss
-    shared = torch.tensor(loss, device=device, dtype=torch.float64)
-    torch.distributed.all_reduce(shared)
-    return float(shared) / num_workers()
