@@ -3,7 +3,7 @@
 Background: folders are recreated, small files are copied (a script finds its neighbors by `Path(__file__).resolve()`) and large
 ones are links. A link must not be written through: `open` and `torch.save` replace a link about to be written by a copy, or by
 nothing. Folders that are too large to recreate are links, too; when something in them is written, they are recreated one level
-deep. Above the working directory, one level exists, as links, for a script that reads `../data`.
+deep. Some levels above the working directory exist, as links, for a script that reads `../data` or `../../Datasets`.
 """
 
 import builtins
@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ COPIED_BYTES_IN_ALL = 64 * 2**20
 
 MAX_FOLDERS = 2_000
 """Maximum number of folders recreated at the start; the others are links until something in them is written."""
+
+LEVELS_ABOVE = 4  # number of levels above the working directory that are recreated
+
+MAX_ENTRIES_ABOVE = 1_000  # a folder with more entries, from the second level above on, is recreated without them
 
 _LINKED_WHOLE = {".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".tox"}
 
@@ -55,11 +60,14 @@ def prepare(job: ScriptJob, base: Path) -> Place:
         return Place(script=job.path, folder=job.folder, environment={})
     folder, script = Path(job.folder), Path(job.path)
     mirrored = Mirror()
-    above = base / "above"
-    inside = above / folder.name if folder.name else above / "root"
-    above.mkdir(parents=True)
-    if folder.name and os.access(folder.parent, os.R_OK):
-        mirrored.level(folder.parent, above, leave_out=folder.name)
+    inside = base / "above"
+    inside.mkdir(parents=True)
+    way = [*reversed(folder.parents[:LEVELS_ABOVE]), folder]
+    for parent, child in pairwise(way):
+        if os.access(parent, os.R_OK):
+            mirrored.level(parent, inside, leave_out=child.name, most=None if child == folder else MAX_ENTRIES_ABOVE)
+        inside /= child.name
+        inside.mkdir()
     mirrored.tree(folder, inside)
     place = inside / script.relative_to(folder) if script.is_relative_to(folder) else None
     if place is None:
@@ -102,9 +110,10 @@ class Mirror:
                 else:
                     self._file(entry, place)
 
-    def level(self, source: Path, target: Path, *, leave_out: str = "") -> None:
-        """Creates links to the folder's entries."""
-        for entry in _entries(source):
+    def level(self, source: Path, target: Path, *, leave_out: str = "", most: int | None = None) -> None:
+        """Creates links to the folder's entries, unless there are more than `most`."""
+        entries = _entries(source)
+        for entry in entries if most is None or len(entries) <= most else ():
             if entry.name != leave_out:
                 os.symlink(os.path.abspath(entry.path), target / entry.name)
 

@@ -157,7 +157,8 @@ def _findings(session: Session) -> Iterator[str]:
     if own := dict.fromkeys([*session.own_compile.modules, *session.own_compile.functions]):
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
     if stream is not None and stream.interrupted:
-        yield f"{stream.interrupted} timed steps held an evaluation or a checkpoint and are in no figure"
+        steps = "1 timed step" if stream.interrupted == 1 else f"{stream.interrupted} timed steps"
+        yield f"{steps} held an evaluation or a checkpoint, which no figure includes"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
         counts = (
@@ -177,7 +178,8 @@ def _findings(session: Session) -> Iterator[str]:
             f"{len(stream.passes)} passes: the work changed with the step, or the host slowed down; the figures are of both"
         )
     if session.restarts:
-        yield f"something still compiled after the warm-up, so timing began anew {session.restarts} times"
+        again = "" if session.restarts == 1 else f" {session.restarts} times"
+        yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
 
 

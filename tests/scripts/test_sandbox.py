@@ -51,6 +51,23 @@ def test_what_is_written_stays_with_the_trial(person: Path, tmp_path: Path, monk
     assert place.environment["WANDB_MODE"] == "offline"
 
 
+def test_levels_above_are_read_and_what_is_written_there_stays_with_the_trial(
+    person: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep, base = person / "examples" / "basics", tmp_path / "trial"
+    deep.mkdir(parents=True)
+    (deep / "train.py").write_text("print()")
+    before = contents(tmp_path)
+    place = sandbox.prepare(ScriptJob.of("train.py", folder=str(deep)), base)
+    monkeypatch.chdir(place.folder)
+    with sandbox.keeping_writes(base):
+        assert [Path(up, "x.txt").read_text() for up in ("../../../data", "../../../../code/data")] == ["data", "data"]
+        Path("../../out/log.txt").write_text("other")
+        Path("../../../../made.txt").write_text("made")
+    assert Path("../../out/log.txt").read_text() == "other"
+    assert {name: text for name, text in contents(tmp_path).items() if not name.startswith("trial/")} == before
+
+
 def test_a_script_elsewhere_has_its_own_folder_beside_it(person: Path, tmp_path: Path) -> None:
     elsewhere, base = tmp_path / "run", tmp_path / "trial"
     elsewhere.mkdir()
