@@ -13,6 +13,7 @@ from analysis.choose.decision import Decision, Line, Outcome, step_saving
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, gib, percent, whole
 from compile_sweep.schema.batch_memory import largest_fitting
+from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.settings import CompileSettings
 
 SENTENCES = {
@@ -55,6 +56,10 @@ OTHER_BATCH = (
 )
 OTHER_BATCH_OF_INFERENCE = "It takes batches of {own} samples instead of {usual}; times are for the same number of samples."
 LARGEST_BATCH = "Batches of up to {largest} samples fit the device's memory with it."
+WAITS = (
+    "Times are without the wait for data, which is {share} of a step of the script as it is. No setting shortens it, so the "
+    "share that is saved of the whole is smaller."
+)
 SAME_BATCH = "It splits each batch into {parts} parts, so a step still trains on {usual} samples."
 
 STARTS = {
@@ -111,9 +116,17 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
 
 
 def on_batches(trial: pd.Series, today: pd.Series | None) -> str:
-    """Says how a setting changes the training batches, and how large they may be; empty if there is nothing to say."""
+    """Says how a setting changes the training batches, how large they may be, and whether steps wait for them; may be empty."""
     largest = largest_fitting(trial["batch_peak_bytes"])
-    return " ".join(filter(None, (_other_batches(trial, today), LARGEST_BATCH.format(largest=largest) if largest else "")))
+    larger = LARGEST_BATCH.format(largest=largest) if largest else ""
+    return " ".join(filter(None, (_other_batches(trial, today), larger, _waits(today))))
+
+
+def _waits(today: pd.Series | None) -> str:
+    if today is None or today["pipeline"] is pd.NA or today["pipeline"] != SCRIPT_PIPELINE:
+        return ""
+    share = today["data_wait_share"]
+    return "" if pd.isna(share) or share <= MAX_DATA_WAIT_SHARE else WAITS.format(share=f"{share:.0%}".replace("%", " %"))
 
 
 def _other_batches(trial: pd.Series, today: pd.Series | None) -> str:

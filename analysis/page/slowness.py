@@ -9,6 +9,7 @@ from analysis.choose.break_even import baseline_key
 from analysis.choose.pareto import standing, usable
 from analysis.formatting import number, times
 from compile_sweep.schema.causes.slowness import why_not_faster
+from compile_sweep.schema.outcome import SCRIPT_PIPELINE
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MOST_NAMED = 6  # maximum number of settings that are named per reason
@@ -46,4 +47,6 @@ def _measured(trial: pd.Series) -> Mapping[str, Any]:
     """Converts a row back to its measurement: missing lists are empty, missing figures None."""
     figures = {name: number(trial[name]) for name in ("graphs", "data_wait_share", "step_ms_median")}
     lists = {name: trial[name] if isinstance(trial[name], list) else [] for name in _LISTS}
+    if trial["pipeline"] is not pd.NA and trial["pipeline"] == SCRIPT_PIPELINE:  # its wait is in no figure that is compared
+        figures["data_wait_share"] = None
     return figures | lists | {"device_use": trial["device_use"]}

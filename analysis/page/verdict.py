@@ -21,7 +21,7 @@ from analysis.choose.pareto import (
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, figure, number, percent, span, text, times
 from analysis.load import SweepInfo
-from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.outcome import SCRIPT_PIPELINE, Status
 from compile_sweep.schema.settings import Scope
 
 CLOCK_DRIFT_LIMIT = 0.02
@@ -36,7 +36,6 @@ DISAGREEMENT_LIMIT = 0.05
 """Relative difference, from which it is worth mentioning, between speedups over eager in another trial and in the same trial."""
 
 REAL_PIPELINE = "real"
-SCRIPT_PIPELINE = "script"
 
 _ABOUT_LOG = "log "  # prefix of a finding about a trial's log; others are about what it computes
 

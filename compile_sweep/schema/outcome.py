@@ -25,6 +25,9 @@ from compile_sweep.schema.causes.guards import advice_on_limit
 MAX_DATA_WAIT_SHARE = 0.05
 """Share of a step spent waiting for data above which the figure describes the input pipeline rather than the setting."""
 
+SCRIPT_PIPELINE = "script"
+"""Value of `pipeline` where a script makes the batches; no figure includes its wait for them."""
+
 _SENTENCE_LENGTH = 300
 
 

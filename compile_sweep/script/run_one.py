@@ -58,7 +58,7 @@ class Reporter:
 
     def on_first_pass(self, session: Session) -> None:
         """Reports the first timed pass."""
-        self._tell(early=session_results.early(session))
+        self._tell(early=session_results.early(session), data_wait_share=session_results.data_wait_share(session))
 
     def on_over(self, session: Session) -> None:
         """Writes the outcome when everything is found, or there is an error."""

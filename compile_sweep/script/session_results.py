@@ -11,12 +11,10 @@ import torch
 
 from compile_sweep.contract.inspect_model import facts_of_blocks, preferred_memory_format
 from compile_sweep.harness import steady
+from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import Stream
-
-PIPELINE = "script"  # value of `pipeline` in records: the script provides batches, and its wait for them is not counted
-INPUT_BOUND_SHARE = 0.05  # fraction of a step spent waiting for data above which that is reported first
 
 
 def measurement(session: Session) -> Measurement:
@@ -50,7 +48,7 @@ def measurement(session: Session) -> Measurement:
         peak_reserved_bytes=max(reserved, default=None),
         compile_peak_memory_bytes=warm.tensors_bytes,
         cudagraph_pool_bytes=peaks.cudagraph_pool_bytes,
-        pipeline=PIPELINE,
+        pipeline=SCRIPT_PIPELINE,
         data_wait_share=stream.wait_share,
         source=source(session),
         model_facts=model_facts(session) if session.settings.as_written else {},
@@ -71,6 +69,11 @@ def early(session: Session) -> dict[str, float]:
         "samples_per_s": rate.samples_per_s,
         "tokens_per_s": rate.tokens_per_s,
     }
+
+
+def data_wait_share(session: Session) -> float:
+    """Returns the share of the timed steps so far that waited for data."""
+    return _stream(session).wait_share
 
 
 def compile_s_of(session: Session) -> float:
@@ -127,7 +130,7 @@ def findings(session: Session) -> list[str]:
 
 def _findings(session: Session) -> Iterator[str]:
     found, stream = session.found, session.stream
-    if stream is not None and stream.times and stream.wait_share > INPUT_BOUND_SHARE:
+    if stream is not None and stream.times and stream.wait_share > MAX_DATA_WAIT_SHARE:
         yield (
             f"input-bound: a step waits for its data {stream.wait_share:.0%} of the time, and figures are of the rest; more "
             "DataLoader workers or less work for each sample would help first"

@@ -42,6 +42,8 @@ QUICK_BACKEND = "aot_eager"  # finds the same graphs and breaks as Inductor, and
 _STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}  # additional seconds of a sweep's steady window
 _LEAVING_S = 3.0  # seconds of the budget that are kept for ending processes and removing files
 
+_SMALL_WAIT = 0.005  # share of a step that waits for data, below which its time is given once
+
 _COMPARING_S = 10.0
 """Least seconds of the budget that a comparison with eager runs is begun with; it imports torch into this process."""
 
@@ -205,11 +207,10 @@ class _ScriptCheck:
         if before_ms is None:
             yield from found["findings"]
         speedup = None if before_ms is None else before_ms / found["step_ms_median"]
-        yield _step_time(found["step_ms_median"], speedup)
-        yield f"of that it waits for its data {found['data_wait_share']:.0%}"
+        yield from _step_time(found["step_ms_median"], found["data_wait_share"], speedup)
         if found["graphs"]:
             yield f"compiling took {found['compile_s']:.1f} s: {_graphs(found)}"
-        for reason in why_not_faster(found, speedup, settings.backend):
+        for reason in why_not_faster({**found, "data_wait_share": None}, speedup, settings.backend):
             yield f"not faster: {reason}"
         yield from short_findings(found)
 
@@ -248,9 +249,11 @@ class _ScriptCheck:
             for line in progress.get("findings", ()):
                 self._say(line)
             if "early" in progress:
-                self._say(_step_time(progress["early"]["step_ms_median"], None))
-            unknown = "" if "findings" in progress else "what the script trains, "
-            self._say_unknown(f"{unknown}{'' if 'early' in progress else 'how long a step takes, '}what it waits for")
+                for line in _step_time(progress["early"]["step_ms_median"], progress["data_wait_share"], None):
+                    self._say(line)
+            else:
+                unknown = "" if "findings" in progress else "what the script trains, "
+                self._say_unknown(f"{unknown}how long a step takes, what it waits for")
         elif settings.backend == QUICK_BACKEND:
             self._say_unknown(f"breaks under {settings.scope}")
         else:
@@ -286,10 +289,19 @@ def _showing(status: ConsoleStatus, heading: str) -> Callable[[Phase], None]:
     return lambda phase: status.update(f"{heading}: {phase} …")
 
 
-def _step_time(step_ms: float, speedup: float | None) -> str:
-    took = f"{step_ms:.3g} ms" if step_ms < 1000 else f"{step_ms / 1e3:.3g} s"
+def _step_time(compute_ms: float, wait_share: float, speedup: float | None) -> Iterator[str]:
+    """Yields how long a step takes with its wait for data, which settings do not change, and without it."""
     speed = "" if speedup is None else f", which is {speedup:.2g} times as fast as the script as it is, in these few steps"
-    return f"a step takes about {took}{speed}"
+    if wait_share < _SMALL_WAIT:
+        yield f"a step takes about {_time(compute_ms)}{speed}"
+        yield f"of that it waits for its data {wait_share:.0%}"
+    else:
+        yield f"a step takes about {_time(compute_ms / (1 - wait_share))}; of that it waits for its data {wait_share:.0%}"
+        yield f"without the wait, it takes {_time(compute_ms)}{speed}"
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1e3:.3g} s"
 
 
 def _graphs(found: Mapping[str, Any]) -> str:

@@ -111,6 +111,18 @@ def test_what_is_probably_slower_is_not_called_better_and_no_command_trains_with
     assert worse.settings_key is None
 
 
+def test_the_gain_of_a_script_that_waits_for_data_is_said_to_be_without_the_wait(make_sweep: MakeSweep) -> None:
+    def said(share: float, pipeline: str) -> str:
+        waits = {"data_wait_share": share, "pipeline": pipeline}
+        faster = trial("scope=full", 900, 1.0, trial_id="2", **waits)
+        eager = trial("scope=eager,as_written=on", 500, 0.0, **waits)
+        return ending(make_sweep([eager, faster], name=f"{pipeline}-{share}")).sentences[-1]
+
+    assert said(0.42, "script").startswith("Times are without the wait for data, which is 42 % of a step")
+    assert "wait for data" not in said(0.01, "script")
+    assert "wait for data" not in said(0.42, "real")
+
+
 def test_without_a_usable_trial_the_end_says_so(tmp_path: Path) -> None:
     (tmp_path / "trials.jsonl").write_text("")
     (tmp_path / "sweep.json").write_text("{}")

@@ -87,11 +87,25 @@ def test_what_was_not_looked_at_in_time_is_said_and_not_guessed(
     assert code == 0
     assert ran == [key(EAGER), key(FULL), key(REGIONAL), key(FINAL)], "what is found first, then breaks, then what it costs"
     assert "module model: Net" in said
-    assert "a step takes about 10 ms\n" in said
+    assert "a step takes about 10.2 ms; of that it waits for its data 2%\n" in said
     assert "2 graphs, 1 graph break\n" in said
     assert "not known: breaks under regional; the time budget of 100 s was used up" in said
     assert "not known: how long compiling takes, what it gains" in said
     assert "if it compiles as fast as other models" in said
+
+
+def test_the_time_of_a_step_includes_its_wait_for_data(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_check._ScriptCheck, "_say_numbers", lambda *given: None)
+    slower = {"step_ms_median": 12.0, "data_wait_share": 0.2, "graphs": 1}
+    replay({key(EAGER): {"data_wait_share": 0.5}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): slower})
+    _, said = checked(capsys)
+    assert "a step takes about 20 ms; of that it waits for its data 50%\n  without the wait, it takes 10 ms\n" in said
+    assert (
+        "a step takes about 15 ms; of that it waits for its data 20%\n  without the wait, it takes 12 ms, which is 0.83 times"
+        in said
+    )
 
 
 def test_a_script_that_is_not_measured_in_time_still_says_what_it_trains(

@@ -28,6 +28,13 @@ def test_settings_that_are_slow_for_one_reason_stand_together(make_sweep: MakeSw
     assert reason.num_more == 0
 
 
+@pytest.mark.parametrize(("pipeline", "found"), [("script", "nothing that was recorded"), ("real", "it waits for data 40%")])
+def test_a_wait_that_is_in_no_figure_is_no_reason(make_sweep: MakeSweep, pipeline: str, found: str) -> None:
+    slow = trial("scope=full", 540, 50, speedup_eager=0.9, pipeline=pipeline, data_wait_share=0.4)
+    (reason,) = reasons(analysis.load(make_sweep([trial("scope=eager", 600, 0.1), slow])))
+    assert reason.found.startswith(found)
+
+
 @pytest.mark.parametrize(("rate", "is_slow"), [(1000, False), (500, True)])
 def test_what_was_not_timed_in_turn_with_eager_is_compared_with_what_is_run_today(
     make_sweep: MakeSweep, rate: float, is_slow: bool
