@@ -439,11 +439,11 @@ def _argument_shapes(
 
 
 def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tensor]) -> list[str]:
-    """Finds the outermost modules, with modules in them or of a class of the user's own, that one run calls repeatedly."""
+    """Finds the outermost modules that one run repeats: recurrent cells, and modules of an own class or with modules inside."""
     called: dict[str, int] = {}
     with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name, module in model.get_submodule(inside).named_modules(prefix=inside):
-            is_block = any(module.children()) or _is_own_layer(module)
+            is_block = any(module.children()) or _is_own_layer(module) or isinstance(module, nn.RNNCellBase)
             if name != inside and is_block and not isinstance(module, nn.ModuleList | nn.ModuleDict):
 
                 def count(module: nn.Module, args: Any, name: str = name) -> None:

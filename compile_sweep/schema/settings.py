@@ -491,6 +491,11 @@ class CompileSettings:
         if self.buckets is not None and self.buckets[-1] != max_length:
             raise SettingsError(f"buckets={format_value(self.buckets)} must end with the workload's {max_length} tokens")
 
+    def for_lengths_below_the_multiple(self, max_length: int) -> CompileSettings:
+        """Returns the settings for batches so short that rounding up to the usual multiple would leave a single length."""
+        is_short = self.pad_multiple == DEFAULT_PAD_MULTIPLE > max_length
+        return replace(self, pad_multiple=1) if is_short else self
+
     def for_one_shape(self) -> CompileSettings:
         """Returns the settings for batches that all have one shape, which no padding changes."""
         padding = Padding.MAX if self.scope is Scope.EAGER else self.padding

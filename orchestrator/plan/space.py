@@ -81,6 +81,8 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
             if target.unpadded_reason is not None:
                 setting = for_real_lengths(setting, target.unpadded_reason)
             else:
+                if target.min_length < target.max_length:
+                    setting = setting.for_lengths_below_the_multiple(target.max_length)
                 setting.validate_for(target.max_length, target.min_length)
             if target.has_one_shape and target.unpadded_reason is None:
                 setting = setting.for_one_shape()

@@ -109,6 +109,27 @@ def test_layers_of_an_own_class_are_compiled_once(model_fn: Callable[[], nn.Modu
     assert (found.graphs, found.recompile_reasons) == (1, [])
 
 
+class StepByStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        states = [hidden.new_zeros(hidden.size(0), 4)]
+        for now in hidden.unbind(1):
+            states.append(self.cell(now.contiguous(), states[-1]))
+        return torch.stack(states[1:], 1)
+
+
+def test_a_loop_over_positions_whose_length_the_code_fixes_has_its_cell_compiled_once_for_all_lengths() -> None:
+    workload = WorkloadFromModel(StepByStep, rows_of(3, 7, 5, 4, 6), loss_of, num_batches=5)("only", 0)
+    assert workload.regions(workload.build_model()) == ["model.cell"]
+    found = measured(workload, "scope=regional,dynamic=mark,backend=eager,pad_multiple=1")
+    (once,) = found.recompile_reasons  # the first state has no gradient
+    assert "requires_grad mismatch" in once
+    assert (found.graphs, found.fallbacks) == (2, [])
+
+
 def test_of_stages_of_different_sizes_the_blocks_inside_are_taken() -> None:
     def stage(width: int) -> nn.Module:
         block = nn.ModuleList(nn.Sequential(nn.Linear(width, width)) for _ in range(2))

@@ -83,6 +83,9 @@ def explain_recompiles(
     if cause is not None:
         return _guard_of(cause, series)
     if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", first.guard):
+        if parity := re.search(r"size\(\)\[\d+\] % (\d+)", first.guard):
+            what = f"the code asks whether dimension {grows[2]} of {_named(grows[1])} is a multiple of {parity[1]}"
+            return f"{what}, and each answer takes a graph: accept one more, or pad to multiples, pad_multiple={parity[1]}"
         what = f"dimension {grows[2]} of {_named(grows[1])} left the range its graph was compiled for"
         return f"{what}: sizes of 0 and 1, and those the code compares with, are compiled apart; pad to others"
     return "what its graph was compiled for no longer held"

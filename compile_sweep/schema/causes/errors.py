@@ -13,8 +13,8 @@ ERRORS = (
     Cause(
         "double backward",
         "a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager, "
-        "or take its first derivative inside the compiled function, with torch.func.grad; if no second derivative is meant, use "
-        "backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off",
+        "or take its first derivative inside the compiled function, torch.func.grad(lambda x: model(x).sum())(x); if no second "
+        "derivative is meant, use backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off",
         error=r"does not currently support double backward|donated buffers",
     ),
     Cause(

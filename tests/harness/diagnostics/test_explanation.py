@@ -63,6 +63,13 @@ def test_a_recompile_is_said_once_with_its_number_and_what_helps() -> None:
     ]
 
 
+def test_a_length_that_must_be_even_is_padded_to_multiples() -> None:
+    reason = "forward (model.py:3): (batch['ids'].size()[1] % 2) == 0 # associative_scan( # mamba.py:236 in scan"
+    (_, said) = sections("scope=full,dynamic=mark", recompile_reasons=[reason])["recompiles"]
+    assert "dimension 1 of ids is a multiple of 2" in said
+    assert "pad_multiple=2" in said
+
+
 def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
     reason = "model.py:28 in forward: Unsupported Tensor.item() call\n  code: if x.item() > 0:\n  hint: capture_scalar_outputs"
     assert sections("scope=full", graph_break_reasons=[reason])["graph breaks"] == [

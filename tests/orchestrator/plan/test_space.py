@@ -92,8 +92,16 @@ def test_nothing_is_proposed_that_cannot_work_and_nothing_is_lost(candidates: li
         text = ",".join(f"{name}={value}" for name, value in candidate.items())
         if text not in left_out:
             setting = CompileSettings.from_dict(candidate)
-            assert (setting.for_one_shape() if target.max_length == 1 else setting) in chosen.settings
+            short = setting.for_lengths_below_the_multiple(target.max_length)
+            assert (setting.for_one_shape() if target.max_length == 1 else short) in chosen.settings
     assert all(excluded.reason for excluded in chosen.excluded)
+
+
+def test_lengths_below_the_usual_multiple_are_padded_to_the_longest_row_alone() -> None:
+    short = Target(max_length=6, min_length=3, has_gpu=False)
+    chosen = choose([{"scope": "full", "dynamic": "mark"}, {"scope": "full", "dynamic": "mark", "pad_multiple": 7}], short)
+    assert [setting.pad_multiple for setting in chosen.settings] == [1]
+    assert "pad_multiple=7 is above the workload's 6 tokens" in chosen.excluded[0].reason
 
 
 def test_the_full_grid_proposes_each_candidate_once() -> None:
