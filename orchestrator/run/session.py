@@ -40,6 +40,8 @@ _OF_A_LOCAL_SESSION = {
     # Ray's own guard against running out of memory ends whole trials and everything that waits for them, which ends Tune (ray
     # 2.60). The kernel's ends the process that takes the most memory, and Ray has told it to end workers first.
     "RAY_memory_monitor_refresh_ms": "0",
+    # Ray gives its workers the niceness 15, so that a trial on a busy host would be slower than the same training by itself.
+    "RAY_worker_niceness": "0",
     # Starts a process per trial that waits for a cloud's preemption notice, which costs 1.4 s of CPU time; no cloud sends one
     # here.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",

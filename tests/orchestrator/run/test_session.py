@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ORPHAN = "import os, sys, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
 
 
-def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_as_nice_as_the_sweep_and_what_is_left_of_ray_ends_with_its_session_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(SESSION_MARKER, "of-who-started-this-one")
     with ray_session():
         import ray
@@ -31,6 +33,11 @@ def test_a_process_of_ray_that_does_not_end_with_its_session_is_ended_and_no_oth
             assert started.stdout is not None
             return int(started.stdout.readline())
 
+        @ray.remote(num_cpus=0)
+        def niceness() -> int:
+            return os.getpriority(os.PRIO_PROCESS, 0)
+
+        assert ray.get(niceness.remote()) == os.getpriority(os.PRIO_PROCESS, 0)
         orphan = ray.get(leave_one_behind.remote())
         stranger = subprocess.Popen(["sleep", "600"])  # such as W&B's service, which takes the report once the session has ended
         assert psutil.pid_exists(orphan)
