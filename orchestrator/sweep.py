@@ -337,8 +337,7 @@ def _one_setting(console: Console, command: SweepCommand, environment: Environme
             print(describer.ask("source", **about, **spelled_out), end="")
             return 0
         from orchestrator.run.local_runner import server_alone  # imported here, because a sweep does not need these
-        from orchestrator.view.bisect import bisect
-        from orchestrator.view.explain import Subject, explain
+        from orchestrator.view.explain import Subject, bisect, explain
 
         servers = undo.enter_context(closing(server_alone(config.workload, use_gpu=device is Device.CUDA)))
         target, setting = _given_one(describer, config, device, asked, spelled)

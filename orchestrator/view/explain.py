@@ -1,7 +1,7 @@
-"""`--explain`: measures one setting in a fresh process, without Ray, and says what the compiler made of it and what helps."""
+"""`--explain`, `--bisect`: run one setting in a fresh process, without Ray, and say what the compiler made of it and what helps."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,3 +104,35 @@ def _say(console: Console, title: str, lines: Any) -> None:
     console.print(f"\n{title}", style="bold", markup=False, highlight=False)
     for line in lines:
         console.print(f"  {redact_text(line)}" if line else "", markup=False, highlight=False, soft_wrap=True)
+
+
+BISECT_DEADLINE_S = 3600.0  # seconds that all compiles together may take
+
+
+def bisect(subject: Subject, console: Console, servers: Servers) -> int:
+    """Prints which module is wrong under a setting; returns exit code 0 if there is an answer, otherwise 1."""
+    print_subject(subject, console)
+    console.print("compiling one part at a time …", markup=False, highlight=False)
+    assignment, attempt, _ = measured_alone(subject, servers, trial_deadline_s=BISECT_DEADLINE_S, bisects=True)
+    if attempt.figures is None:
+        console.print(str(attempt.verdict(assignment).reason), markup=False, highlight=False, soft_wrap=True)
+        return 1
+    for line in _bisect_lines(attempt.figures):
+        console.print(redact_text(line), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _bisect_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    for number, tried in enumerate(found["tried"], start=1):
+        yield f"  {number}. {tried}"
+    if not found["is_wrong"]:
+        yield "the setting follows eager: nothing to look for"
+    elif not found["module"]:
+        yield f"no module is wrong by itself, only the whole model is: {found['worst']}"
+        yield "  → scope=modular or scope=regional, which compile modules by themselves, may be used"
+    else:
+        yield f"wrong: {found['module']} ({found['class_name']}), by {found['stage']}: {found['worst']}"
+        yield (
+            f"  → leave it eager: scope=modular with parts.{found['module']}.compile=off where it is a part of the workload, or "
+            f"torch.compiler.disable on the forward of {found['class_name']}; and report it to the maintainers of that code"
+        )

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def split_bundle(bundle: bytes) -> list[Artifact]:
-    """Splits a bundle of `torch.compiler.save_cache_artifacts` or `join_bundle`; raises ValueError if it cannot be restored."""
+    """Splits a bundle of `torch.compiler.save_cache_artifacts` or `make_bundle`; raises ValueError if it cannot be restored."""
     try:
         groups = AppendingByteSerializer.to_list(bundle, deserialize_fn=_read_group)
     except (AssertionError, RuntimeError) as error:  # raised by torch for bytes that are not a bundle or are damaged
@@ -40,7 +40,7 @@ def split_bundle(bundle: bytes) -> list[Artifact]:
     return [artifact for kind, entries in groups for key, content in entries for artifact in _artifacts(kind, key, content)]
 
 
-def join_bundle(artifacts: Iterable[Artifact]) -> bytes:
+def make_bundle(artifacts: Iterable[Artifact]) -> bytes:
     """Makes a bundle for `torch.compiler.load_cache_artifacts` that lists each kind only once.
 
     Torch has no kind of entry for compiled libraries and timings. It restores an autotuning entry as a file, by its path below

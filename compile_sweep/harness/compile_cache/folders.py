@@ -121,8 +121,11 @@ def read_artifacts(folders: CacheFolders, given: Iterable[Artifact] = ()) -> Ite
         yield from filter(None, threads.map(kernel, _children(folders.triton)))
 
 
-def write_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
-    """Writes artifacts as the files that torch looks for, beside or merged into existing ones; ValueError for a foreign key."""
+def restore_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
+    """Writes artifacts as the files that torch looks for, beside or merged into existing ones; ValueError for a foreign key.
+
+    This neither runs nor unpickles them; torch does when it compiles. Restore only verified artifacts, before anything compiles.
+    """
     choices: list[Artifact] = []
     kernels: list[Artifact] = []
     for artifact in artifacts:

@@ -16,7 +16,8 @@ from torch._dynamo import config as dynamo_config
 from compile_sweep.harness.compile_cache import bundles
 from compile_sweep.harness.compile_cache import folders as cache_folders
 from compile_sweep.harness.compile_cache.artifact import Artifact
-from compile_sweep.harness.compile_cache.folders import ArtifactKind, CacheFolders
+from compile_sweep.harness.compile_cache.bundles import make_bundle
+from compile_sweep.harness.compile_cache.folders import ArtifactKind, CacheFolders, restore_artifacts
 from compile_sweep.harness.compile_cache.torch_state import torch_configuration
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 
@@ -54,22 +55,6 @@ def gather_artifacts(
         cost_s = artifact.cost_s if use is None else use.cost_s.get(name, artifact.cost_s)
         artifacts.setdefault(name, replace(artifact, cost_s=cost_s))
     return list(artifacts.values())
-
-
-def restore_artifacts(artifacts: Iterable[Artifact], folders: CacheFolders) -> None:
-    """Writes artifacts into the folders of this process, or of one about to start, before anything compiles there.
-
-    This neither runs nor unpickles them; torch does when it compiles. Restore only verified artifacts.
-
-    Raises:
-        ValueError: An artifact's key does not name a cache file.
-    """
-    cache_folders.write_artifacts(artifacts, folders)
-
-
-def make_bundle(artifacts: Iterable[Artifact]) -> bytes:
-    """Returns one file for `torch.compiler.load_cache_artifacts`, for a process that imports only torch."""
-    return bundles.join_bundle(artifacts)
 
 
 @contextmanager
