@@ -70,10 +70,8 @@ class Rerun(NamedTuple):
     """A run of the program in a fresh process."""
 
     outcome: Outcome
-    sentence: str
-    """The result as a sentence, with the figures."""
-    came: dict[str, Any]
-    """What the program printed; empty if it printed nothing."""
+    sentence: str  # the result as a sentence, with the figures
+    came: dict[str, Any]  # what the program printed; empty if it printed nothing
 
 
 def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> str:

@@ -62,8 +62,7 @@ class Row(NamedTuple):
 
     label: str
     key: str
-    status: str
-    """Status in A and in B; empty if usable in both."""
+    status: str  # status in A and in B; empty if usable in both
     cells: list[Cell | None]
     news: Sequence[News]
 

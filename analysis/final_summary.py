@@ -24,8 +24,7 @@ class NamedSetting(NamedTuple):
 
     what: str
     setting: str
-    saves: str
-    """Fraction of the job that it saves relative to what is run today, with its 95 % interval."""
+    saves: str  # fraction of the job that it saves relative to what is run today, with its 95 % interval
     compile: str
     memory: str
 

@@ -24,8 +24,7 @@ class SweptScript:
     module: str | None = None
     arguments: tuple[str, ...] = ()
     folder: str = ""
-    batch_argument: str | None = None
-    """The script's own option for its batch size."""
+    batch_argument: str | None = None  # the script's own option for its batch size
 
     def command(self, trial: pd.Series, sweep: str, *, current: str | None = None) -> str:
         """Returns the command that trains the script with a trial's setting.

@@ -27,7 +27,7 @@ Command = TypeVar("Command")
 
 READER_GONE, USAGE_ERROR, STOPPED = 1, 2, 130
 
-Flag = tyro.conf.FlagCreatePairsOff[bool]  # A switch that is off by default and has no `--no-name`, unlike a plain bool
+Flag = tyro.conf.FlagCreatePairsOff[bool]  # a switch that is off by default and has no `--no-name`, unlike a plain bool
 
 
 @dataclass(frozen=True, slots=True)

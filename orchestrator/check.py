@@ -89,8 +89,7 @@ class Tried:
 
     settings: CompileSettings
     wall_s: float
-    verdict: str
-    """Empty if nothing is wrong."""
+    verdict: str  # empty if nothing is wrong
     label: Label | None = None
     measurement: Mapping[str, Any] | None
 
@@ -193,8 +192,7 @@ def _show_largest_batch(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Padding:
     lines: Sequence[str]
-    is_harmless: bool
-    """Whether padding leaves the training result unchanged."""
+    is_harmless: bool  # whether padding leaves the training result unchanged
 
 
 def _padding(describer: Describer, target: Target, about: Mapping[str, Any]) -> _Padding:

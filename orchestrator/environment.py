@@ -26,16 +26,13 @@ class Environment:
     triton: str | None
     transformers: str | None
     ray: str | None
-    cuda: str | None
-    """Highest CUDA version that the driver supports."""
+    cuda: str | None  # highest CUDA version that the driver supports
     driver: str | None
     gpu: str | None
-    num_gpus: int
-    """Number of GPUs this process may use, according to CUDA_VISIBLE_DEVICES."""
+    num_gpus: int  # number of GPUs this process may use, according to CUDA_VISIBLE_DEVICES
     gpu_memory_bytes: int | None
     cpu: str
-    cores: int
-    """Number of cores this process may use."""
+    cores: int  # number of cores this process may use
     memory_bytes: int
     platform: str
 

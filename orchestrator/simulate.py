@@ -35,10 +35,8 @@ class Step(NamedTuple):
     """A finished trial of a replay."""
 
     settings_key: str
-    gpu_s: float
-    """GPU-seconds of all finished trials so far."""
-    volume: float
-    """Hypervolume so far, as a fraction of the whole table's."""
+    gpu_s: float  # GPU-seconds of all finished trials so far
+    volume: float  # hypervolume so far, as a fraction of the whole table's
     was_pruned: bool
 
 
@@ -47,10 +45,8 @@ class Replay:
     """One search on a table."""
 
     steps: tuple[Step, ...]
-    grid_gpu_s: float
-    """GPU-seconds for trying the whole table."""
-    why_stopped: str | None = None
-    """None if nothing was left to try."""
+    grid_gpu_s: float  # GPU-seconds for trying the whole table
+    why_stopped: str | None = None  # None if nothing was left to try
 
     def share_to(self, volume: float) -> float:
         """Returns the fraction of the grid's cost until this fraction of its hypervolume was reached; infinite if it was not."""

@@ -197,10 +197,8 @@ class _Begun(NamedTuple):
     """A sweep to continue."""
 
     output: Path
-    storage: Storage | None
-    """The copy of its folder, from which missing files have been copied back."""
-    config: SweepConfig | None
-    """None if neither the folder nor its copy has a sweep yet."""
+    storage: Storage | None  # the copy of its folder, from which missing files have been copied back
+    config: SweepConfig | None  # None if neither the folder nor its copy has a sweep yet
 
 
 def _begun(run: Run) -> _Begun | None:

@@ -31,8 +31,7 @@ class Outcome(StrEnum):
 class Line(NamedTuple):
     """A job's seconds under one setting as a function of its length, with standard deviations."""
 
-    fixed_s: float
-    """All of the job's starts, including compiling."""
+    fixed_s: float  # all of the job's starts, including compiling
     fixed_sd_s: float
     step_s: float
     step_sd_s: float
@@ -45,15 +44,11 @@ class Line(NamedTuple):
 class Saving(NamedTuple):
     """What a setting saves over the whole job, relative to the baseline."""
 
-    saved_s: float
-    """Seconds saved; negative if it costs time."""
-    low_s: float
-    """Lower end of the 95 % interval of `saved_s`."""
+    saved_s: float  # seconds saved; negative if it costs time
+    low_s: float  # lower end of the 95 % interval of `saved_s`
     high_s: float
-    share: float
-    """Fraction of the job's time under the baseline."""
-    probability: float
-    """Probability that it saves any time."""
+    share: float  # fraction of the job's time under the baseline
+    probability: float  # probability that it saves any time
 
 
 class Decision(NamedTuple):

@@ -37,14 +37,10 @@ ENOUGH_REPEATS = 5
 class Noise(NamedTuple):
     """Standard deviation of a figure between runs of one setting."""
 
-    relative: float
-    """Standard deviation of the figure's logarithm."""
-    floor: float
-    """Minimum scatter, in the figure's own unit."""
-    repeats: int
-    """Number of repeated measurements it was estimated from; 0 for the usual noise."""
-    of: str = "on an H200"
-    """What the usual noise was measured on."""
+    relative: float  # standard deviation of the figure's logarithm
+    floor: float  # minimum scatter, in the figure's own unit
+    repeats: int  # number of repeated measurements it was estimated from; 0 for the usual noise
+    of: str = "on an H200"  # what the usual noise was measured on
 
     @property
     def near_floor(self) -> float:

@@ -41,13 +41,10 @@ class Change(NamedTuple):
 
     before: float
     after: float
-    share: float | None
-    """After divided by before, minus 1; None if it was 0."""
-    low: float | None
-    """Lower end of the share's 95 % interval; None if the share is meaningless, see `is_ratio`."""
+    share: float | None  # after divided by before, minus 1; None if it was 0
+    low: float | None  # lower end of the share's 95 % interval; None if the share is meaningless, see `is_ratio`
     high: float | None
-    is_significant: bool
-    """Whether the interval excludes 0; for figures without noise, whether there is any change."""
+    is_significant: bool  # whether the interval excludes 0; for figures without noise, whether there is any change
 
     @property
     def is_ratio(self) -> bool:
@@ -82,8 +79,7 @@ class Pair(NamedTuple):
     label: str
     before: pd.Series
     after: pd.Series
-    changes: Mapping[str, Change]
-    """Changes of those `FIGURES` that both sweeps have."""
+    changes: Mapping[str, Change]  # changes of those `FIGURES` that both sweeps have
     news: Sequence[News]
 
 

@@ -29,16 +29,12 @@ class Rule(NamedTuple):
     """A condition that must not occur."""
 
     words: str
-    name: str
-    """A column; empty for news."""
+    name: str  # a column; empty for news
     is_above: bool
-    limit: float
-    """A fraction for relative changes, otherwise in the column's unit."""
-    is_change: bool
-    """Whether the limit is for the change, rather than for the second sweep's figure."""
+    limit: float  # a fraction for relative changes, otherwise in the column's unit
+    is_change: bool  # whether the limit is for the change, rather than for the second sweep's figure
     is_relative: bool
-    kind: Kind | None = None
-    """Kind of news, for a rule about news."""
+    kind: Kind | None = None  # kind of news, for a rule about news
 
     @classmethod
     def parse(cls, words: str) -> Rule:
@@ -80,8 +76,7 @@ class Finding(NamedTuple):
     rule: str
     label: str
     sentence: str
-    fails: bool
-    """False for a change beyond the limit but within noise."""
+    fails: bool  # false for a change beyond the limit but within noise
 
 
 def check(comparison: Comparison, rules: Sequence[Rule]) -> list[Finding]:

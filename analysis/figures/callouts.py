@@ -120,8 +120,7 @@ class Axes(NamedTuple):
     """Converts numbers to positions on the screen."""
 
     x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    """Ends of the axes in their own numbers; a logarithmic axis counts in decades."""
+    y_range: tuple[float, float]  # ends of the axes in their own numbers; a logarithmic axis counts in decades
     width_px: float
     height_px: float
 

@@ -38,8 +38,7 @@ class Axis(NamedTuple):
 
     column: str
     title: str
-    ticks: list[tuple[float, str]]
-    """Position on the axis, from 0 at the bottom to 1 at the top, and its label."""
+    ticks: list[tuple[float, str]]  # position on the axis, from 0 at the bottom to 1 at the top, and its label
     is_choice: bool
 
 
@@ -49,8 +48,7 @@ class Line(NamedTuple):
     setting_name: str
     settings_key: str
     scope: Scope
-    places: list[float]
-    """Position on each axis, from 0 at the bottom to 1 at the top."""
+    places: list[float]  # position on each axis, from 0 at the bottom to 1 at the top
     figures: str
     on_front: bool
 

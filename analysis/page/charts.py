@@ -22,30 +22,23 @@ class Drawn(Protocol):
 class Chart(NamedTuple):
     """One chart of the page, with the text around it."""
 
-    name: str
-    """ID of its section, and name of its figure in the page's data."""
+    name: str  # ID of its section, and name of its figure in the page's data
     title: str
     short_title: str
-    description: str
-    """Description for readers who cannot see the chart."""
+    description: str  # description for readers who cannot see the chart
     note: str
     figure: dict[str, Any]
-    filter: bool = False
-    """Whether the filter of trials applies to it."""
-    is_wide: bool = False
-    """Whether it scrolls sideways on a narrow screen instead of shrinking."""
-    is_detail: bool = False
-    """Whether it belongs to the details, rather than to the explanation of settings' speed."""
+    filter: bool = False  # whether the filter of trials applies to it
+    is_wide: bool = False  # whether it scrolls sideways on a narrow screen instead of shrinking
+    is_detail: bool = False  # whether it belongs to the details, rather than to the explanation of settings' speed
 
 
 class Fronts(NamedTuple):
     """The front over each pair of axes with figures."""
 
-    figures: dict[str, dict[str, Any]]
-    """`front PRICE GAIN` → the figure."""
+    figures: dict[str, dict[str, Any]]  # `front PRICE GAIN` → the figure
     prices: list[tuple[str, str]]
-    gains: list[tuple[str, str]]
-    """Name of an axis, and its label on the page."""
+    gains: list[tuple[str, str]]  # name of an axis, and its label on the page
     has_points: bool
     has_ties: bool
     has_hollow: bool

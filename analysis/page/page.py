@@ -54,16 +54,14 @@ class Best(NamedTuple):
     """What `best.json` says about `best.py`. Text is unescaped, as in the file."""
 
     settings_label: str
-    sentence: str
-    """Result of running the program again."""
+    sentence: str  # result of running the program again
     is_offered: bool
 
 
 class Next(NamedTuple):
     """Files next to the report."""
 
-    best: Best | None
-    """None if `best.py` was not exported yet."""
+    best: Best | None  # None if `best.py` was not exported yet
     has_comparison: bool
 
 
@@ -223,8 +221,7 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    sections: list[tuple[str, str]]
-    """ID of each section, and its name in the table of contents."""
+    sections: list[tuple[str, str]]  # ID of each section, and its name in the table of contents
 
 
 def _contents(why: Sequence[Chart], details: Sequence[Chart], *, has_jobs: bool, has_slow: bool) -> list[Part]:

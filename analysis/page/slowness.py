@@ -22,8 +22,7 @@ class Reason(NamedTuple):
 
     found: str
     advice: str
-    settings: list[str]
-    """Labels, each with its speed as a multiple of eager's."""
+    settings: list[str]  # labels, each with its speed as a multiple of eager's
     num_more: int
 
 

@@ -30,12 +30,9 @@ class Cell(NamedTuple):
     """A figure as written, and the number behind it."""
 
     text: str
-    sort: float | None
-    """In the heading's unit, which the filter also uses; None sorts last."""
-    under: str = ""
-    """Small text below it: its 95 % interval, or how much of a tolerance it uses."""
-    note: str = ""
-    """Tooltip."""
+    sort: float | None  # in the heading's unit, which the filter also uses; None sorts last
+    under: str = ""  # small text below it: its 95 % interval, or how much of a tolerance it uses
+    note: str = ""  # tooltip
 
 
 class Heading(NamedTuple):
@@ -46,8 +43,7 @@ class Heading(NamedTuple):
     unit: str
     write: Callable[[Any], str]
     meaning: str
-    is_detail: bool = False
-    """Whether it is shown only with all columns."""
+    is_detail: bool = False  # whether it is shown only with all columns
 
     @classmethod
     def named(cls, name: str) -> Heading:
@@ -77,8 +73,7 @@ class Row(NamedTuple):
     remarks: list[Remark]
     status: str
     outcome: str
-    source: str
-    """The settings as the Python that was executed; empty if the record has none."""
+    source: str  # the settings as the Python that was executed; empty if the record has none
 
 
 def _plain_gib(num_bytes: Any) -> str:
@@ -251,15 +246,12 @@ class UnusableTrial(NamedTuple):
 
     setting_name: str
     settings_key: str
-    reason: str
-    """First line of the reason."""
-    more: str
-    """The whole reason, if it is longer."""
+    reason: str  # first line of the reason
+    more: str  # the whole reason, if it is longer
     phase: str
     attempt: int
     wall: str
-    log: str | None
-    """Relative link to its log, or the folder under logs/; None if there is none."""
+    log: str | None  # relative link to its log, or the folder under logs/; None if there is none
 
 
 class UnusableGroup(NamedTuple):

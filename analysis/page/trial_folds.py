@@ -43,10 +43,8 @@ class TrialFold(NamedTuple):
     setting_name: str
     outcome: str
     on_front: bool
-    summary: str
-    """Throughput and compile time in a few words; empty if neither is known."""
-    code: str
-    """The setting as the Python that was measured or, if the record has none, as text."""
+    summary: str  # throughput and compile time in a few words; empty if neither is known
+    code: str  # the setting as the Python that was measured or, if the record has none, as text
     facts: list[tuple[str, str]]
     lists: list[tuple[str, list[str]]]
     reason: str

@@ -281,8 +281,7 @@ class FrontEntry(NamedTuple):
     figures: list[str]
     remarks: list[Remark]
     is_knee: bool
-    equals: list[str]
-    """Trials that cannot be told apart from it, each with its probability of being on the front."""
+    equals: list[str]  # trials that cannot be told apart from it, each with its probability of being on the front
     num_more_equals: int
 
 
@@ -290,8 +289,7 @@ class FrontList(NamedTuple):
     """The front, and other trials that may be on it."""
 
     entries: list[FrontEntry]
-    others: list[str]
-    """Trials that may be on it, apart from all entries."""
+    others: list[str]  # trials that may be on it, apart from all entries
 
 
 def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> FrontList:

@@ -102,16 +102,13 @@ class Plan:
     """What to restart, and how."""
 
     settings: tuple[CompileSettings, ...]
-    precompile: bool
-    """Whether to repeat each setting with Dynamo's traces stored, too."""
+    precompile: bool  # whether to repeat each setting with Dynamo's traces stored, too
     workload: str
     size: str
     device: Device
-    profile: bool
-    """Whether to find out where the rest of the warm first step goes."""
+    profile: bool  # whether to find out where the rest of the warm first step goes
     steps: int
-    budget_s: float
-    """Seconds after which running processes are stopped and missing ones are left out."""
+    budget_s: float  # seconds after which running processes are stopped and missing ones are left out
 
     def variants(self) -> Iterator[tuple[CompileSettings, bool]]:
         """Yields every setting, then every setting with precompile if requested."""

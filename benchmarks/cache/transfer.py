@@ -43,13 +43,10 @@ class Route:
     """A put or get to time."""
 
     name: str
-    tier: str
-    """Tier: folder or cluster."""
-    node: str
-    """Node: first, where the cluster's actor runs, or second."""
+    tier: str  # tier: folder or cluster
+    node: str  # node: first, where the cluster's actor runs, or second
     puts: bool
-    on_one_node: bool
-    """Whether the goal applies to it."""
+    on_one_node: bool  # whether the goal applies to it
 
 
 ROUNDS: tuple[tuple[Route, ...], ...] = (

@@ -73,8 +73,7 @@ class _Trial(NamedTuple):
 
     levers: Mapping[str, str]
     padding: str | None
-    speed: float | None
-    """Samples per second; None if the setting failed."""
+    speed: float | None  # samples per second; None if the setting failed
 
 
 def gains_in(records: Sequence[TrialRecord]) -> list[LeverGain]:

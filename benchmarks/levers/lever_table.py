@@ -43,10 +43,8 @@ _GIB = 2**30
 class Lever:
     """One change of the best setting."""
 
-    changes: Mapping[str, Any]
-    """Fields and their values in the other setting; None takes the field away."""
-    is_taken_away: bool = False
-    """Whether the best setting has the lever, so that the other one is without it."""
+    changes: Mapping[str, Any]  # fields and their values in the other setting; None takes the field away
+    is_taken_away: bool = False  # whether the best setting has the lever, so that the other one is without it
 
 
 def without(**changes: Any) -> Lever:
@@ -187,10 +185,8 @@ class Plan:
     """The settings of a job that this machine can run."""
 
     best: CompileSettings
-    others: Mapping[str, CompileSettings]
-    """The other setting of each lever, in the order to measure."""
-    excluded: Mapping[str, str]
-    """Levers that cannot run here, with the reason."""
+    others: Mapping[str, CompileSettings]  # the other setting of each lever, in the order to measure
+    excluded: Mapping[str, str]  # levers that cannot run here, with the reason
 
 
 def plan_of(job: Job, target: Target, names: Sequence[str] = ()) -> Plan:

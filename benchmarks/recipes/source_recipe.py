@@ -124,10 +124,8 @@ class Contestant:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     facts: dict[str, Any] = field(default_factory=dict)
-    passes_ms: list[float] = field(default_factory=list)
-    """Milliseconds of each pass over the pool."""
-    left_out: str | None = None
-    """Why it is no longer used."""
+    passes_ms: list[float] = field(default_factory=list)  # milliseconds of each pass over the pool
+    left_out: str | None = None  # why it is no longer used
 
     @property
     def rates(self) -> list[float]:

@@ -57,13 +57,11 @@ MAX_AUTOTUNE = "scope=full,mode=max-autotune,optimizer=compiled,inductor.coordin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Common:
-    output: Path
-    """The JSON file to write; the sweeps' folders go beside it, in a folder of the same name."""
+    output: Path  # the JSON file to write; the sweeps' folders go beside it, in a folder of the same name
     workload: str = "captioning"
     size: str = "base"
     device: Device = Device.CUDA
-    budget_s: float = 3000.0
-    """Seconds after which no further trial starts; the next run of the same command goes on."""
+    budget_s: float = 3000.0  # seconds after which no further trial starts; the next run of the same command goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,9 @@ class SweepPoint(NamedTuple):
 
     compile_s: float
     samples_per_s: float
-    assured_per_s: float
-    """Samples per second that the front uses: for a noisy trial the low end of its interval."""
+    assured_per_s: float  # samples per second that the front uses: for a noisy trial the low end of its interval
     label: str
-    on_front: bool
-    """Whether it is on the front of its own sweep."""
+    on_front: bool  # whether it is on the front of its own sweep
 
 
 class SweepLine(NamedTuple):
@@ -46,8 +44,7 @@ class FrontsInfo(NamedTuple):
 
     title: str
     lines: list[SweepLine]
-    ended_s: float = 0.0
-    """When the last trial ended, in seconds since its sweep began."""
+    ended_s: float = 0.0  # when the last trial ended, in seconds since its sweep began
 
 
 def fronts_info(sweeps: Mapping[str, tuple[pd.DataFrame, str]], *, title: str = "") -> FrontsInfo:

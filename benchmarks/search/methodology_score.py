@@ -37,8 +37,7 @@ class Space:
         median_s: Median seconds of a trial that works.
     """
 
-    values: Floats
-    """Ascending."""
+    values: Floats  # ascending
     seconds_each: float
     median_s: float
 

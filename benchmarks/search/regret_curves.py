@@ -23,19 +23,16 @@ class RegretLine(NamedTuple):
     searcher: str
     median: list[float]
     lower: list[float]
-    upper: list[float]
-    """Quartiles over seeds."""
+    upper: list[float]  # quartiles over seeds
 
 
 class RegretInfo(NamedTuple):
     """Contents of the chart."""
 
     title: str
-    cost: list[float]
-    """Cost in percent of trying the whole table."""
+    cost: list[float]  # cost in percent of trying the whole table
     lines: list[RegretLine]
-    goal_percent: float
-    """The regret to stay below."""
+    goal_percent: float  # the regret to stay below
 
 
 def regret_info(curves: Mapping[str, Sequence[Curve]], *, title: str = "", goal: float = 0.98, until: float = 1.0) -> RegretInfo:

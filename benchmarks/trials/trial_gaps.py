@@ -27,8 +27,7 @@ _PHASE = re.compile(r"^\S+ (building|done)$", re.MULTILINE)
 class SeenTrial:
     """When each event of a trial was first seen, in seconds of the monotonic clock."""
 
-    at: dict[str, float] = field(default_factory=dict)
-    """Time by event: building, done, recorded."""
+    at: dict[str, float] = field(default_factory=dict)  # time by event: building, done, recorded
 
     @property
     def ended(self) -> float | None:

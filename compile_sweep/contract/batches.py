@@ -27,14 +27,11 @@ _CONSTANTS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, to
 class Structure:
     """The parts of a batch other than its tensors."""
 
-    kind: str
-    """tensor, jagged, constant, mapping, sequence, fields or attributes."""
-    name: str = ""
-    """Name of a tensor; for a jagged one, the common part of the names of its `values` and `offsets`."""
+    kind: str  # tensor, jagged, constant, mapping, sequence, fields or attributes
+    name: str = ""  # name of a tensor; for a jagged one, the common part of the names of its `values` and `offsets`
     keys: tuple[Any, ...] = ()
     parts: tuple[Structure, ...] = ()
-    value: Any = None
-    """A constant, or what makes the container: a class, or an object to copy."""
+    value: Any = None  # a constant, or what makes the container: a class, or an object to copy
 
 
 def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:

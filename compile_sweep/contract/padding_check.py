@@ -22,7 +22,7 @@ from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory
 
-Loss = tuple[float, float]  # A loss, and the norm of its gradients
+Loss = tuple[float, float]  # a loss, and the norm of its gradients
 _MOST_TRIED = 16  # combinations of other padding values that are tried; each takes a forward and a backward
 
 _TOLERANCE = 1e-3

@@ -112,8 +112,7 @@ class _WarmUp:
 class _Steady:
     window: Window
     peaks: MemoryPeaks
-    eager: Trajectory | None
-    """First steps of the eager reference."""
+    eager: Trajectory | None  # first steps of the eager reference
     real: RealPasses | None
 
 

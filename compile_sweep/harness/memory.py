@@ -41,8 +41,7 @@ class PrivatePools:
     """Bytes in the allocator's pools other than the common one, such as those of CUDA graphs."""
 
     held: int
-    in_tensors: int
-    """Part of those bytes that the allocator counts as allocated."""
+    in_tensors: int  # part of those bytes that the allocator counts as allocated
 
 
 def reset_peaks(device: torch.device) -> None:

@@ -33,12 +33,9 @@ def parse_pipeline(name: str) -> Pipeline:
 class RealPasses:
     """Passes over the loader's batches."""
 
-    step_ms: list[list[float]]
-    """Milliseconds of each step of each pass, including the wait for its batch."""
-    samples: int
-    """Number of samples in all passes."""
-    tokens: int
-    """Number of useful tokens in all passes."""
+    step_ms: list[list[float]]  # milliseconds of each step of each pass, including the wait for its batch
+    samples: int  # number of samples in all passes
+    tokens: int  # number of useful tokens in all passes
 
     def throughput(self) -> Throughput:
         """The rate at which the loader's samples were trained on."""

@@ -52,13 +52,10 @@ class Prepared:
     """What follows from one setting and one workload; made by `prepare`."""
 
     settings: CompileSettings
-    workload: Workload
-    """The workload in the form that the settings require."""
+    workload: Workload  # the workload in the form that the settings require
     device: torch.device
-    num_workers: int
-    """Number of workers that train together."""
-    policy: ShapePolicy
-    """How batches are made and padded."""
+    num_workers: int  # number of workers that train together
+    policy: ShapePolicy  # how batches are made and padded
     _modules: Mapping[str, Dimensions] | None = field(default=None, init=False)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:

@@ -264,8 +264,7 @@ class Shift:
     """A change of the step time within a window."""
 
     after_passes: int
-    before_ms: float
-    """Mean milliseconds per step before the change."""
+    before_ms: float  # mean milliseconds per step before the change
     after_ms: float
 
 
@@ -300,8 +299,7 @@ class Throughput:
     """A rate over whole passes."""
 
     samples_per_s: float
-    ci95: tuple[float, float]
-    """95 % interval of the samples per second."""
+    ci95: tuple[float, float]  # 95 % interval of the samples per second
     tokens_per_s: float
 
 

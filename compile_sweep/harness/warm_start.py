@@ -28,14 +28,11 @@ class Start:
     """One start; units are in the names."""
 
     device: str
-    load_s: float
-    """Seconds for building the model and its optimizer and applying the settings."""
-    first_step_s: float
-    """Seconds of the first step, a part of `warmup_s`."""
+    load_s: float  # seconds for building the model and its optimizer and applying the settings
+    first_step_s: float  # seconds of the first step, a part of `warmup_s`
     warmup_s: float
     warmup_steps: int
-    compile_phases_s: dict[str, float]
-    """Seconds by phase, which add up to `warmup_s`; steps are in `other`."""
+    compile_phases_s: dict[str, float]  # seconds by phase, which add up to `warmup_s`; steps are in `other`
 
     def to_dict(self) -> dict[str, Any]:
         """Converts to plain values, which cross processes without this module."""

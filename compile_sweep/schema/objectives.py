@@ -84,10 +84,8 @@ class Constraint:
     """A bound that a figure must meet for a setting to be usable."""
 
     name: str
-    is_upper: bool
-    """Whether the bound is a maximum; otherwise it is a minimum."""
-    bound: float
-    """The bound, in the field's own unit."""
+    is_upper: bool  # whether the bound is a maximum; otherwise it is a minimum
+    bound: float  # the bound, in the field's own unit
 
     @classmethod
     def parse(cls, text: str) -> Constraint:

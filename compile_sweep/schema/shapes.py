@@ -86,8 +86,7 @@ class PadToBuckets(_Grouping):
 class AsTheyCome(_Grouping):
     """Pads nothing."""
 
-    known: tuple[int, ...]
-    """Lengths of real batches, in tokens and ascending: no other is warmed up."""
+    known: tuple[int, ...]  # lengths of real batches, in tokens and ascending: no other is warmed up
 
     def padded(self, longest: int) -> int:
         return longest

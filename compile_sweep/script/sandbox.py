@@ -47,10 +47,8 @@ OFFLINE = {
 class Place:
     """Where a job runs."""
 
-    script: str
-    """Path of the script's file there."""
-    folder: str
-    """Its working directory."""
+    script: str  # path of the script's file there
+    folder: str  # its working directory
     environment: Mapping[str, str]
 
 

@@ -115,10 +115,8 @@ class Applied:
     """What was applied."""
 
     settings: CompileSettings
-    modules: tuple[str, ...]
-    """Compiled modules, by name within the model."""
-    optimizers: tuple[str, ...]
-    """Classes of optimizers whose implementation changed."""
+    modules: tuple[str, ...]  # compiled modules, by name within the model
+    optimizers: tuple[str, ...]  # classes of optimizers whose implementation changed
 
     def __str__(self) -> str:
         what = [f"{len(self.modules)} modules compiled" if len(self.modules) != 1 else f"{self.modules[0]} compiled"]

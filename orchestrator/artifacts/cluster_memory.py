@@ -40,8 +40,7 @@ class Located:
     """Where to read contents from."""
 
     slabs: tuple[ray.ObjectRef[Slab], ...]
-    places: dict[str, tuple[int, Span]]
-    """Index of the slab and span in it, by digest."""
+    places: dict[str, tuple[int, Span]]  # index of the slab and span in it, by digest
     failed: dict[str, str]
 
 

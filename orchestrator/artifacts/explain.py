@@ -21,12 +21,10 @@ class Side:
 
     name: str
     facts: Facts
-    workload: str | None = None
-    """None for an environment alone, like the fields below."""
+    workload: str | None = None  # None for an environment alone, like the fields below
     size: str | None = None
     settings_key: str | None = None
-    entries: frozenset[tuple[str, str]] | None = None
-    """Kinds and keys of the trial's artifacts."""
+    entries: frozenset[tuple[str, str]] | None = None  # kinds and keys of the trial's artifacts
 
     @classmethod
     def of(cls, manifest: Manifest, name: str) -> Side:
@@ -48,8 +46,7 @@ class Difference:
     component: str
     a: str
     b: str
-    may_share: bool = False
-    """Whether artifacts may serve the other side in spite of the difference."""
+    may_share: bool = False  # whether artifacts may serve the other side in spite of the difference
 
 
 def explain(a: Side, b: Side) -> list[Difference]:

@@ -44,8 +44,7 @@ Name = tuple[str, str]  # kind and key of an artifact
 class _Restored:
     artifacts: Sequence[Artifact] = ()
     selection: Selection | None = None
-    own: frozenset[str] = frozenset()
-    """IDs of manifests with the same settings."""
+    own: frozenset[str] = frozenset()  # IDs of manifests with the same settings
     refused: int = 0
     seconds: float = 0.0
 
@@ -64,10 +63,8 @@ class Sharing:
     _facts: Facts = field(default_factory=dict, init=False)
     _restored: _Restored | None = field(default=None, init=False)
     _use: CacheUsage | None = field(default=None, init=False)
-    _bundle: bytes | None = field(default=None, init=False)
-    """What torch compiled in a script's process."""
-    _faults: list[str] = field(default_factory=list, init=False)
-    """A sentence for each thing that failed."""
+    _bundle: bytes | None = field(default=None, init=False)  # what torch compiled in a script's process
+    _faults: list[str] = field(default_factory=list, init=False)  # a sentence for each thing that failed
 
     def restore(self, seconds_left: float) -> None:
         """Restores artifacts that may help, if the trial starts with any. Call it before anything is compiled."""

@@ -10,10 +10,8 @@ from typing import Protocol
 class Blobs:
     """Contents that were read, and why others were not."""
 
-    found: dict[str, bytes] = field(default_factory=dict)
-    """Contents by digest; not verified."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Reasons by digest, each the end of a sentence."""
+    found: dict[str, bytes] = field(default_factory=dict)  # contents by digest; not verified
+    failed: dict[str, str] = field(default_factory=dict)  # reasons by digest, each the end of a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

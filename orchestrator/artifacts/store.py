@@ -61,8 +61,7 @@ class Collected:
     blobs: int
     freed_bytes: int
     kept_bytes: int
-    unread: int
-    """Manifests that cannot be read; while there are any, every content is kept."""
+    unread: int  # manifests that cannot be read; while there are any, every content is kept
 
 
 class ArtifactStore:

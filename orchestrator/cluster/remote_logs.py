@@ -40,10 +40,8 @@ class UnfinishedLog:
     rank: int
     host: str
     path: str
-    start: int
-    """Byte offset in the head's file at which this log begins, after what earlier attempts wrote."""
-    num_bytes: int = 0
-    """Bytes of this log that the head has."""
+    start: int  # byte offset in the head's file at which this log begins, after what earlier attempts wrote
+    num_bytes: int = 0  # bytes of this log that the head has
 
 
 class LogActor:

@@ -33,12 +33,10 @@ class GpuState:
 class MachineState:
     """What is in use on this host."""
 
-    load: float
-    """Mean number of processes that ran or waited for a core during the last minute."""
+    load: float  # mean number of processes that ran or waited for a core during the last minute
     cores: int
     available_memory_bytes: int | None
-    free_disk_bytes: dict[str, int]
-    """Free bytes on the disk of each folder."""
+    free_disk_bytes: dict[str, int]  # free bytes on the disk of each folder
     gpus: tuple[GpuState, ...] = ()
 
     def warnings(self) -> list[str]:

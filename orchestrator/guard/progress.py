@@ -66,8 +66,7 @@ class _RunningTrial:
     phase: str
     since: float
     began: float
-    waited_s: float | None = None
-    """None until the first worker has started."""
+    waited_s: float | None = None  # None until the first worker has started
     hosts: set[str] = field(default_factory=set)
     gpus: set[str] = field(default_factory=set)
     neighbors: set[str] = field(default_factory=set)

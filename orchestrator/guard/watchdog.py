@@ -43,12 +43,10 @@ _MAX_TAIL_BYTES = 1_000_000  # how much of the end of a log is read; enough for 
 class CrashReport:
     """What the logs of one attempt say about its end."""
 
-    fatal_signal: str | None = None
-    """Python's name of the signal, such as "Segmentation fault"."""
+    fatal_signal: str | None = None  # Python's name of the signal, such as "Segmentation fault"
     timed_out: bool = False
     oom_killed: bool = False
-    recompiles: tuple[str, ...] = ()
-    """What torch compiled again, and why, as in a record's `recompile_reasons`."""
+    recompiles: tuple[str, ...] = ()  # what torch compiled again, and why, as in a record's `recompile_reasons`
 
 
 def log_sizes(folder: Path) -> dict[str, int]:

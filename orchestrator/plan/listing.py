@@ -11,7 +11,7 @@ from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
 
-Line = tuple[str, str]  # A name and its description
+Line = tuple[str, str]  # a name and its description
 
 
 def show(console: Console, describer: Describer) -> None:

@@ -34,10 +34,8 @@ class Fronts(NamedTuple):
     """Functions that compute fronts, passed in because this package must not import the analysis."""
 
     present: FrontOf
-    hopeful: FrontOf
-    """The front if noisy trials were valid and trials that shared their GPU were eligible."""
-    baseline: BaselineOf
-    """Finds the setting that is run today, which gains are relative to."""
+    hopeful: FrontOf  # the front if noisy trials were valid and trials that shared their GPU were eligible
+    baseline: BaselineOf  # finds the setting that is run today, which gains are relative to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +69,12 @@ class Stages:
     fronts: Fronts
     facts: WorkloadFacts
     environment: Environment
-    learned: Learned = field(default_factory=Learned)
-    """What earlier sweeps teach the search."""
+    learned: Learned = field(default_factory=Learned)  # what earlier sweeps teach the search
     tracking: Tracking = field(default_factory=Tracking)
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _fresh: Callable[[], list[TrialRecord]] = field(init=False)
     _records: list[TrialRecord] = field(default_factory=list, init=False)
-    _before: int = field(default=0, init=False)
-    """Number of records when this run began."""
+    _before: int = field(default=0, init=False)  # number of records when this run began
 
     def __post_init__(self) -> None:
         self._fresh = record.follow(self.output).fresh

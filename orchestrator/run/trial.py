@@ -50,14 +50,10 @@ RECORD_PATIENCE_S = 30.0  # seconds that a finished trial waits for disk space t
 class Attempt:
     """The result of one attempt at an assignment."""
 
-    figures: Mapping[str, Any] | None = None
-    """Figures that worker 0 returned; None if it returned none."""
-    death: Death | None = None
-    """How the attempt ended, if there are no figures."""
-    was_raised: bool = False
-    """Whether an exception raised in a worker ended it."""
-    progress: Progress | None = None
-    """The last progress reported; None if there was none."""
+    figures: Mapping[str, Any] | None = None  # figures that worker 0 returned; None if it returned none
+    death: Death | None = None  # how the attempt ended, if there are no figures
+    was_raised: bool = False  # whether an exception raised in a worker ended it
+    progress: Progress | None = None  # the last progress reported; None if there was none
 
     def verdict(self, assignment: Assignment) -> Verdict:
         """Judges the attempt."""

@@ -243,8 +243,7 @@ _log = logging.getLogger("ray.train")
 class GroupConfig(BackendConfig):
     """Configures a trainer in place of `TorchConfig`: its back-end lets workers meet at a store on one address."""
 
-    backend: str
-    """Back-end of torch.distributed: nccl or gloo."""
+    backend: str  # back-end of torch.distributed: nccl or gloo
     timeout_s: float = 1800.0
 
     @property

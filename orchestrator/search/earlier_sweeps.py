@@ -21,8 +21,7 @@ class Origin:
 
     workload: str
     size: str
-    environment_key: str | None
-    """None if it is not known."""
+    environment_key: str | None  # None if it is not known
     num_workers: int
     pipeline: str
 

@@ -84,12 +84,9 @@ class Expectation(NamedTuple):
     """What a lever is expected to be worth before it is tried."""
 
     log_gain: float
-    spread: float
-    """Standard deviation of `log_gain` from one workload to another."""
-    works: float
-    """Probability that a setting with the lever works."""
-    num_workloads: int
-    """Number of workloads that it was tried on."""
+    spread: float  # standard deviation of `log_gain` from one workload to another
+    works: float  # probability that a setting with the lever works
+    num_workloads: int  # number of workloads that it was tried on
 
 
 class Prior:

@@ -43,10 +43,8 @@ class Expected(NamedTuple):
 class Left(NamedTuple):
     """What is expected to still be gained, as fractions of the hypervolume reached; infinite before there is a front."""
 
-    by_one: float
-    """Gain of the one setting that adds most."""
-    at_most: float
-    """Sum of what each setting would add alone, which all together cannot exceed."""
+    by_one: float  # gain of the one setting that adds most
+    at_most: float  # sum of what each setting would add alone, which all together cannot exceed
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,7 @@ class Stop:
 
     label: Label
     reason: str
-    bounds: Mapping[str, float]
-    """The best that its figures could have become: the lowest or, for speeds, the highest."""
+    bounds: Mapping[str, float]  # the best that its figures could have become: the lowest or, for speeds, the highest
 
 
 class Pruning:

@@ -41,8 +41,7 @@ class Destination:
     """A place that trials are logged to."""
 
     service: Service
-    where: str
-    """A URI, an absolute folder, or a project. It may contain a password; `str` hides it."""
+    where: str  # A URI, an absolute folder, or a project. It may contain a password; `str` hides it.
 
     @classmethod
     def parse(cls, text: str) -> Destination:
@@ -161,10 +160,8 @@ class SweepFacts(NamedTuple):
     """What trackers show of a sweep."""
 
     name: str
-    identity: str
-    """Equal for every run of one sweep, different between sweeps."""
-    what: str
-    """Workload and size, valid as a name in any tracker."""
+    identity: str  # equal for every run of one sweep, different between sweeps
+    what: str  # workload and size, valid as a name in any tracker
     config: dict[str, str]
     environment: dict[str, str]
 

@@ -1,4 +1,4 @@
-"""`--explain`, `--bisect`: run one setting in a fresh process, without Ray, and say what the compiler made of it and what helps."""
+"""`--explain`, `--bisect`: run a setting in a fresh process, without Ray, and say what the compiler made of it and what helps."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

@@ -46,13 +46,11 @@ _OTHER_LINES = 19  # number of lines of the live view besides those of running t
 class State:
     """What the live view shows."""
 
-    planned: int | None
-    """Number of trials in the sweep; None if it is not known."""
+    planned: int | None  # number of trials in the sweep; None if it is not known
     records: list[TrialRecord] = field(default_factory=list)
     running: Sequence[Progress] = ()
     front: Sequence[str] = ()
-    baseline: str | None = None
-    """Settings key of what is run today; None before it is measured."""
+    baseline: str | None = None  # settings key of what is run today; None before it is measured
     stopping: bool = False
 
 

@@ -52,8 +52,7 @@ class TimeBudget(NamedTuple):
     """How long a check may take."""
 
     seconds: float
-    ends_at: float
-    """By `time.monotonic`."""
+    ends_at: float  # by `time.monotonic`
 
     @property
     def used_up(self) -> str:
@@ -95,8 +94,7 @@ class _ScriptCheck:
     budget: TimeBudget
     console: Console
     runs: ForkedScriptRuns
-    folder: Path
-    """An empty folder."""
+    folder: Path  # an empty folder
     is_well: bool = True
     done: list[TrialRecord] = field(default_factory=list)
     _num_runs: int = 0

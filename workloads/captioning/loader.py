@@ -20,10 +20,8 @@ MAX_LOADER_WORKERS = 12  # as many as the source's loader has; fewer if the proc
 class CaptionTensors:
     """The padded captions of a batch."""
 
-    decoder_input_ids: Tensor
-    """(batch, length), the labels shifted right by the start token."""
-    labels: Tensor
-    """(batch, length), `IGNORED` where padded."""
+    decoder_input_ids: Tensor  # (batch, length), the labels shifted right by the start token
+    labels: Tensor  # (batch, length), `IGNORED` where padded
     length: int
     tokens: int
 

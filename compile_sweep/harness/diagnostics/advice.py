@@ -49,8 +49,7 @@ class KnownSizes:
     """What a tensor's size may stand for."""
 
     settings: CompileSettings
-    max_length: int
-    """Tokens."""
+    max_length: int  # tokens
     batch_size: int
 
     def are_sequence_lengths(self, *sizes: int) -> bool:

@@ -30,10 +30,8 @@ _INLINE_WRAPPER = "torch/_dynamo/external_utils.py"
 class Expectation:
     """What a run under some settings must compile and capture to be believed."""
 
-    what: str
-    """The settings in words, for the sentence that nothing was compiled; empty if nothing should be."""
-    targets: Mapping[str, Callable[..., Any]]
-    """Functions that are compiled separately, by their names for a person."""
+    what: str  # the settings in words, for the sentence that nothing was compiled; empty if nothing should be
+    targets: Mapping[str, Callable[..., Any]]  # functions that are compiled separately, by their names for a person
     cudagraphs: bool
 
     @classmethod

@@ -35,8 +35,7 @@ class TriedBatch:
     """A batch size that was tried."""
 
     batch_size: int
-    peak_memory_bytes: int | None
-    """None if it did not fit."""
+    peak_memory_bytes: int | None  # None if it did not fit
 
 
 def largest_batch(

@@ -24,13 +24,10 @@ JOB_STEPS = 100_000  # steps of a job that the rate of compiling is projected to
 class LateCompile:
     """A step after the warm-up in which something was compiled."""
 
-    step: int
-    """Steps that the model had made before."""
+    step: int  # steps that the model had made before
     graphs: int
-    seconds: float
-    """Duration of the whole call, in seconds."""
-    reasons: Sequence[str]
-    """Recompiles that torch reported, as in records; empty if a function ran for the first time."""
+    seconds: float  # duration of the whole call, in seconds
+    reasons: Sequence[str]  # recompiles that torch reported, as in records; empty if a function ran for the first time
 
 
 class LateCompiles:

@@ -117,8 +117,7 @@ def _function(name: str, path: str, line: str) -> str:
 class GraphBreak(NamedTuple):
     """A graph break: where torch saw it, and what it is."""
 
-    key: tuple[str, str]
-    """Equal when the same break is reported again."""
+    key: tuple[str, str]  # equal when the same break is reported again
     text: str
 
 

@@ -295,8 +295,7 @@ class _Comparison:
     respect: str
     module: str
     gap: Gap
-    step_gaps: Sequence[float]
-    """Gap of each step by itself; empty for figures taken once, after the last step."""
+    step_gaps: Sequence[float]  # gap of each step by itself; empty for figures taken once, after the last step
 
     @property
     def first_bad_step(self) -> int | None:

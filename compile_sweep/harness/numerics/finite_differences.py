@@ -77,8 +77,7 @@ class Point:
     """Result of a forward and backward at one point."""
 
     loss: float
-    slopes: Sequence[float]
-    """For each layer, the projection of its gradient on its own direction at the start."""
+    slopes: Sequence[float]  # for each layer, the projection of its gradient on its own direction at the start
 
 
 class FiniteDifferences:

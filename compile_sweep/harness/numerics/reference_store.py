@@ -41,8 +41,7 @@ class ReferenceStore:
     One trial's process may write while others read: files appear whole, under names that say what their runs are of.
     """
 
-    folder: Path
-    """Created if it is missing, in a folder that exists."""
+    folder: Path  # created if it is missing, in a folder that exists
 
     def load(self, prepared: Prepared, batches: Sequence[Batch], eager: Trajectory) -> References | None:
         """Returns the kept runs that a trial would make itself, with its own run A; None if there are none."""

@@ -115,16 +115,11 @@ def record_run(workload: Workload, model: nn.Module, step: TrainStep, batches: S
 class References:
     """The eager runs, and how precise they are."""
 
-    eager: Trajectory
-    """Run A."""
-    permuted: Sequence[Trajectory]
-    """Runs B."""
-    precise: Trajectory | None
-    """Run R; None if memory did not allow it, or if float64 is under test."""
-    precise_dtype: str | None
-    """dtype of run R: float32, or float64 if float32 itself is under test; None without run R."""
-    rounding: float
-    """Relative rounding error of one operation under the settings."""
+    eager: Trajectory  # run A
+    permuted: Sequence[Trajectory]  # runs B
+    precise: Trajectory | None  # run R; None if memory did not allow it, or if float64 is under test
+    precise_dtype: str | None  # dtype of run R: float32, or float64 if float32 itself is under test; None without run R
+    rounding: float  # relative rounding error of one operation under the settings
 
     @property
     def runs(self) -> list[Trajectory]:

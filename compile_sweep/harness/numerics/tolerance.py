@@ -150,16 +150,11 @@ class Gap:
 class ComparisonContext:
     """What tolerances depend on besides the runs."""
 
-    random: bool
-    """Whether right runs draw different random numbers."""
-    has_precise: bool
-    """Whether the last of the eager runs is a more precise one."""
-    rounding: float
-    """Relative rounding error of one operation under the settings."""
-    comparisons: int
-    """Number of comparisons in the check."""
-    calm: Sequence[int]
-    """Indices of the steps that are judged."""
+    random: bool  # whether right runs draw different random numbers
+    has_precise: bool  # whether the last of the eager runs is a more precise one
+    rounding: float  # relative rounding error of one operation under the settings
+    comparisons: int  # number of comparisons in the check
+    calm: Sequence[int]  # indices of the steps that are judged
 
     @property
     def level(self) -> float:

@@ -17,18 +17,12 @@ class Cause:
 
     name: str
     advice: str
-    headline: str = ""
-    """Pattern of torch's headline of a graph break."""
-    explanation: str = ""
-    """Pattern of the explanation below torch's headline."""
-    inside: str = ""
-    """Pattern of the place in torch or another library that the user's line led to."""
-    needs_all: bool = False
-    """Whether all of a break's patterns must match, not just one."""
-    guard: str = ""
-    """Pattern of a failed guard, matched from its beginning."""
-    error: str = ""
-    """Pattern of an error's text."""
+    headline: str = ""  # pattern of torch's headline of a graph break
+    explanation: str = ""  # pattern of the explanation below torch's headline
+    inside: str = ""  # pattern of the place in torch or another library that the user's line led to
+    needs_all: bool = False  # whether all of a break's patterns must match, not just one
+    guard: str = ""  # pattern of a failed guard, matched from its beginning
+    error: str = ""  # pattern of an error's text
 
 
 _OWN_GENERATOR = (

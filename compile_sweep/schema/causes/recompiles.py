@@ -84,8 +84,7 @@ class RecompileSeries:
     """Recompiles of one function for one source."""
 
     first: Recompile
-    values: list[str] = field(default_factory=list)
-    """Distinct values, in order."""
+    values: list[str] = field(default_factory=list)  # distinct values, in order
     count: int = 0
 
     @classmethod
