@@ -219,7 +219,7 @@ def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
 def _guard(text: str) -> str:
     """Returns a failed guard without its graph's number, with the line of code it comes from, whose path torch abbreviates."""
     text = re.sub(r"^\d+/\d+(?:_\d+)?: ", "", _one_line(text)).partition(" (user code shown is first use")[0]
-    text = re.sub(r"\s*# \(_dynamo/\S+ in \w+\)$", "", text)  # torch 2.15 names its own line where it knows none of the user's
+    text = re.sub(r"\s*# \((_dynamo|fx)/\S+ in \w+\)$", "", text)  # torch names its own line where it knows none of the user's
     return plain_guard(re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text))
 
 
