@@ -152,14 +152,9 @@ def grow(
         if is_late(limits, time.monotonic() - began, len(window.passes), device):
             return
         if len(window.passes) >= look_again_at:
-            elapsed_s = time.monotonic() - began
-            long_enough = elapsed_s >= limits.min_window_s
-            at_limit = long_enough and len(window.passes) >= limits.max_passes
-            width = relative_width(window)
-            is_narrow = width <= limits.target_width and elapsed_s >= min(LEAST_S, limits.min_window_s)
-            if agreed(at_limit or is_narrow or (long_enough and is_hopeless(window, width, limits)), device):
+            if agreed(is_long_enough(window, limits, time.monotonic() - began), device):
                 return
-            look_again_at = max(len(window.passes) + 1, math.ceil(1.1 * len(window.passes)))  # checking costs time, too
+            look_again_at = next_look(len(window.passes))
         _pass(window, step, pool, device)
         if window.passes:  # after a restart, a pass comes before the first block again
             block()
@@ -170,6 +165,18 @@ def grow(
 def is_late(limits: Limits, elapsed_s: float, passes: int, device: torch.device) -> bool:
     """Tells whether the window's time is over; all workers must call this alike."""
     return limits.max_window_s < math.inf and agreed(elapsed_s >= limits.max_window_s and passes >= LEAST_PASSES, device)
+
+
+def is_long_enough(window: Window, limits: Limits, elapsed_s: float) -> bool:
+    """Tells whether the interval is narrow, or the window has lasted long enough and more passes will not help."""
+    width, lasted = relative_width(window), elapsed_s >= limits.min_window_s
+    is_narrow = width <= limits.target_width and elapsed_s >= min(LEAST_S, limits.min_window_s)
+    return is_narrow or (lasted and (len(window.passes) >= limits.max_passes or is_hopeless(window, width, limits)))
+
+
+def next_look(passes: int) -> int:
+    """Returns the number of passes at which to look at the interval again, because looking costs time, too."""
+    return max(passes + 1, math.ceil(1.1 * passes))
 
 
 def is_hopeless(window: Window, width: float, limits: Limits) -> bool:

@@ -13,7 +13,15 @@ from typing import Any
 
 from compile_sweep.schema.choices import Scope
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import Scalar, format_value, parse_choice, parse_count, parse_switch, suggest, truncate
+from compile_sweep.schema.setting_text import (
+    format_value,
+    given_fields,
+    parse_choice,
+    parse_count,
+    parse_switch,
+    suggest,
+    truncate,
+)
 
 USUAL_POWERSGD_RANK = 1
 FIRST_POWERSGD_STEP = 2
@@ -145,15 +153,10 @@ class DdpSettings:
                     "ddp.compression=powersgd compresses buckets, and optimize_ddp=python_reducer has none; use fp16 or bf16"
                 )
 
-    def to_dict(self) -> dict[str, Scalar]:
-        """The fields that are not None, as JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items() if value is not None}
-
     @property
     def label(self) -> str:
         """Short description for a person."""
-        return ", ".join(f"{name.replace('_', ' ')} {format_value(value)}" for name, value in self.to_dict().items())
+        return ", ".join(f"{name.replace('_', ' ')} {format_value(value)}" for name, value in given_fields(self).items())
 
     def for_eager(self) -> DdpSettings | None:
         """Returns the same reduction without the compiler's options; None if only torch's defaults are left."""
@@ -214,7 +217,7 @@ def check_ddp_workers(
     """Refuses DDP settings for one worker, for inference, or for a backend other than NCCL where they need it."""
     if ddp is None:
         return
-    name, value = next(iter(ddp.to_dict().items()))
+    name, value = next(iter(given_fields(ddp).items()))
     word = f"ddp.{name}={format_value(value)}"
     if not trains:
         raise SettingsError(f"the workload {workload} only infers and has no gradients to reduce; leave {word} out")

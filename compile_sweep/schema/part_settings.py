@@ -8,7 +8,7 @@ from typing import Any
 from compile_sweep.schema.choices import WITHOUT_CUDAGRAPHS, Dynamic, Mode
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.setting_text import as_mapping, check_name, parse_choice, parse_switch, suggest, truncate
+from compile_sweep.schema.setting_text import as_mapping, check_name, given_fields, parse_choice, parse_switch, suggest, truncate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,6 @@ class PartSettings:
         """Short description for a person."""
         return "eager" if self.compile is False else " ".join(filter(None, (self.mode, self.dynamic)))
 
-    def to_dict(self) -> dict[str, str | bool]:
-        """The fields that are not None, as JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value if isinstance(value, bool) else str(value) for name, value in values.items() if value is not None}
-
 
 def _refuse_symbolic_graphs(where: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
     if dynamic is Dynamic.TRUE and mode in WITHOUT_CUDAGRAPHS:
@@ -57,7 +52,7 @@ def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
     found: dict[str, dict[str, Any]] = {}
     for name, value in as_mapping("parts", values).items():
         if isinstance(value, PartSettings):
-            found.setdefault(str(name), {}).update(value.to_dict())
+            found.setdefault(str(name), {}).update(given_fields(value))
         elif isinstance(value, Mapping):
             found.setdefault(str(name), {}).update(value)
         else:
@@ -89,7 +84,7 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, DdpSettings):
-        return value.to_dict()
+        return given_fields(value)
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
-        return {name: item.to_dict() if isinstance(item, PartSettings) else item for name, item in value}
+        return {name: given_fields(item) if isinstance(item, PartSettings) else item for name, item in value}
     return list(value) if isinstance(value, tuple) else value

@@ -188,6 +188,12 @@ def format_value(value: object) -> str:
     return quote(str(value), safe="/-_.:+ ")
 
 
+def given_fields(settings: Any) -> dict[str, Scalar]:
+    """Returns the fields of a dataclass that are not None, as JSON values."""
+    values = {declared.name: getattr(settings, declared.name) for declared in fields(settings)}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in values.items() if value is not None}
+
+
 def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields names and values; entries of nested mappings get dotted names."""
     for name, value in values.items():

@@ -130,16 +130,13 @@ class Stream:
     def is_long_enough(self) -> bool:
         """Tells whether to stop; worker 0 decides for all."""
         limits = self.protocol.limits(self.device)
-        if steady.is_late(limits, time.monotonic() - self._began, len(self.passes), self.device):
+        elapsed_s = time.monotonic() - self._began
+        if steady.is_late(limits, elapsed_s, len(self.passes), self.device):
             return True
         if len(self.passes) < max(self._look_again_at, limits.min_passes):
             return agreed(False, self.device)
-        self._look_again_at = max(len(self.passes) + 1, math.ceil(1.1 * len(self.passes)))
-        elapsed_s, width = time.monotonic() - self._began, steady.relative_width(self.window)
-        long_enough = elapsed_s >= limits.min_window_s
-        at_limit = long_enough and len(self.passes) >= limits.max_passes
-        is_narrow = width <= limits.target_width and elapsed_s >= min(steady.LEAST_S, limits.min_window_s)
-        return agreed(at_limit or is_narrow or (long_enough and steady.is_hopeless(self.window, width, limits)), self.device)
+        self._look_again_at = steady.next_look(len(self.passes))
+        return agreed(steady.is_long_enough(self.window, limits, elapsed_s), self.device)
 
     def mean_size(self) -> tuple[float, float]:
         """Returns samples and tokens of a mean step that counts."""

@@ -65,17 +65,14 @@ class DurableShelf:
         def look(digest: str) -> FileInfo:  # one by one: given a list, pyarrow queries an object store sequentially
             return self._filesystem.get_file_info(self._path(_blob(digest)))
 
-        with self._reached():
-            infos = {digest: future.result() for digest, future in self._at_once(look, list(sizes)).items()}
+        infos = self._each(look, list(sizes))
         return {digest for digest, info in infos.items() if info.is_file and info.size == sizes[digest]}
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         def put(digest: str) -> None:
             self._write(_blob(digest), blobs[digest])
 
-        with self._reached():
-            for future in self._at_once(put, list(blobs)).values():
-                future.result()
+        self._each(put, list(blobs))
 
     def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:
         def get(digest: str) -> bytes:
@@ -137,9 +134,7 @@ class DurableShelf:
         def put(name: str) -> None:
             self._write(f"hits/{name}/{hits[name]}-{uuid.uuid4().hex}", b"")
 
-        with self._reached():
-            for future in self._at_once(put, list(hits)).values():
-                future.result()
+        self._each(put, list(hits))
 
     def uses(self) -> dict[str, Use]:
         uses: dict[str, Use] = {}
@@ -174,14 +169,15 @@ class DurableShelf:
 
     def _drop(self, names: list[str]) -> None:
         def drop(name: str) -> None:
-            try:
+            with suppress(FileNotFoundError):
                 self._filesystem.delete_file(self._path(name))
-            except FileNotFoundError:
-                return
 
+        self._each(drop, names)
+
+    def _each(self, call: Callable[[str], Result], names: list[str]) -> dict[str, Result]:
+        """Calls `call` for each name, several at a time; returns the results."""
         with self._reached():
-            for future in self._at_once(drop, names).values():
-                future.result()
+            return {name: future.result() for name, future in self._at_once(call, names).items()}
 
     def _files(self, folder: str) -> list[FileInfo]:
         with self._reached():
