@@ -31,7 +31,7 @@ from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Scope
-from orchestrator.config import Device, check_seed
+from orchestrator.config import Device, Effort, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.plan.describer import Describer
@@ -285,14 +285,19 @@ def _findings(tried: Tried, target: Target) -> Iterator[str]:
 
 
 def _recipes(target: Target) -> dict[str, Sequence[CompileSettings]]:
-    """Returns the settings of each recipe but `auto`, which ends with its time budget, and tries only a few of its candidates."""
-    return {name: choose(recipe(target), target).settings for name, recipe in RECIPES.items() if name != AUTO_RECIPE}
+    """Returns the settings of each recipe that suits the workload but `auto`, which tries a few candidates within its time."""
+    unsuited = {AUTO_RECIPE, *(("inference", "generation") if target.trains else ())}
+    unsuited |= {"captioning"} if target.workload != "Captioning" else set()
+    unsuited |= {"vision"} if target.memory_format is None else set()
+    return {name: choose(recipe(target), target).settings for name, recipe in RECIPES.items() if name not in unsuited}
 
 
 def _costs(
     recipes: Mapping[str, Sequence[CompileSettings]], tried: Sequence[Tried], target: Target, device: Device
 ) -> Iterator[str]:
-    """Yields the estimated duration of each recipe, based on the scopes that were tried."""
+    """Yields the estimated duration of each recipe, based on the scopes that were tried, the default one first."""
+    effort = Effort.STANDARD if device is Device.CUDA else Effort.QUICK
+    yield f"{AUTO_RECIPE}, the default: what is worth trying here, for {effort.seconds / 60:.0f} min or as long as --effort says"
     done = [
         TrialRecord(
             trial_id=str(one.settings.scope),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.check import Tried, _findings
+from orchestrator.check import Tried, _costs, _findings, _recipes
+from orchestrator.config import Device
+from orchestrator.plan.space import Target
 
 
 def test_nothing_is_said_of_compiling_where_nothing_is_compiled() -> None:
@@ -14,3 +17,13 @@ def test_nothing_is_said_of_compiling_where_nothing_is_compiled() -> None:
     tried = Tried(settings=CompileSettings.parse("scope=eager"), wall_s=9.0, verdict="", measurement=found)
     target: Any = SimpleNamespace(max_length=8, batch_size=4)
     assert list(_findings(tried, target)) == ["works", "about 778 ms a step"]
+
+
+def test_recipes_that_do_not_suit_a_workload_are_left_out_and_the_default_comes_first() -> None:
+    own = Target(workload="mine.py:Mine", max_length=1, has_gpu=False, has_blocks=False)
+    assert set(_recipes(own)) == {"quickstart", "regional", "modes", "grid"}
+    assert {"inference", "generation"} <= set(_recipes(replace(own, trains=False)))
+    assert "captioning" in _recipes(replace(own, workload="Captioning"))
+    first, second, *_ = _costs(_recipes(own), [], own, Device.CPU)
+    assert first == "auto, the default: what is worth trying here, for 5 min or as long as --effort says"
+    assert second.startswith("quickstart: ")

@@ -38,7 +38,6 @@ _HINTS = (
 
 _PROPERTIES = {
     "dtype": "give it the same in every step, under one autocast",
-    "stride": "give it the same memory layout in every step: make it contiguous",
     "rank": "give it the same number of dimensions in every step",
     "device": "keep it on one device",
 }
@@ -109,8 +108,8 @@ def _guard_of(cause: Cause, series: RecompileSeries) -> str:
     values = series.values[0] if len(series.values) == 1 else f"{series.values[0]}, then {', '.join(series.values[1:3])}"
     if cause.name == "number of each block":
         return f"the Python value {name} was {values}: {advice}"
-    if kind == "requires_grad":
-        return f"the requires_grad of {name} changed: {advice}"
+    if kind in ("requires_grad", "stride"):
+        return f"the {kind} of {name} changed: {advice}"
     if kind == "length":
         return f"the length of {name} was {values} and changed: {advice}"
     if kind == "value" and not series.first.source.startswith("___"):

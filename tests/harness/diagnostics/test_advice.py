@@ -51,7 +51,11 @@ def boxed(**attributes: int) -> Box:
 
 GUARDS: list[tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = [
     (lambda x: x + 1, [(X,), (X.bfloat16(),)], "the dtype of x changed: give it the same"),
-    (lambda x: x + 1, [(X,), (X.t().contiguous().t(),)], "the stride of x changed"),
+    (
+        lambda x: x + 1,
+        [(X,), (X.t().contiguous().t(),)],
+        "the stride of x changed: one call gets a tensor of the same shape that is laid out differently",
+    ),
     (lambda x: x + 1, [(X,), (X[None],)], "the rank of x changed"),
     (lambda x: x + 1, [(X,), (X.clone().requires_grad_(),)], "the requires_grad of x changed"),
     (lambda x, k: x + k, [(X, 3), (X, 5)], "the Python value k was 3 and changed: each value of this Python number"),
