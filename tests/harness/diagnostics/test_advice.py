@@ -154,4 +154,4 @@ def test_a_tensor_inside_a_list_of_a_batch_is_named_in_full() -> None:
 def test_a_condition_of_a_length_is_no_python_number() -> None:
     guard = "forward (m.py:42): (batch['input_ids'].size()[1] % 2) == 0"
     said = advice.explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths("scope=full"))
-    assert "dimension 1 of input_ids left the range" in said
+    assert "the code asks whether dimension 1 of input_ids is a multiple of 2" in said
