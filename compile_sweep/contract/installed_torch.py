@@ -25,6 +25,12 @@ def private(module: str, name: str) -> Any:
         return None
 
 
+def torch_version() -> tuple[int, int]:
+    """Returns the installed torch's major and minor version."""
+    major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
+
+
 class InstalledTorch(Protocol):
     """Names that the installed torch knows. Each is looked up at first use, because that may load the compiler."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compile_sweep.contract.base import Workload, unwrap_ddp
-from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names
+from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names, torch_version
 from compile_sweep.contract.options import check_accumulation
 from compile_sweep.harness import distributed
 from compile_sweep.harness.source import Facts, to_source
@@ -96,11 +96,10 @@ class Prepared:
         workload = self.workload
         refuse_memory_format(self.settings, model)
         dtype = workload.autocast_dtype(self.device)
-        major, minor = torch.__version__.split(".")[:2]
         return Facts(
             workload=type(workload).__name__,
             device_type=self.device.type,
-            torch_version=(int(major), int(minor)),
+            torch_version=torch_version(),
             max_length=workload.max_length,
             one_shape=workload.has_one_shape,
             batch_size=workload.batch_size,

@@ -378,6 +378,16 @@ def _update(settings: CompileSettings, facts: Facts) -> str:
     return "optimizer.step"
 
 
+def fixes_sizes(dynamic: Dynamic | None, torch_version: tuple[int, int], *, changes: bool) -> bool:
+    """Tells whether Inductor's padding of matrix products would fix sizes that change.
+
+    Before torch 2.13 it compares them with other sizes of the product (docs/log.md). A marked size is then an error, and another
+    one is compiled anew at each length.
+    """
+    is_dynamic = dynamic is Dynamic.MARK or (changes and dynamic in (Dynamic.AUTO, Dynamic.TRUE))
+    return is_dynamic and torch_version < (2, 13)
+
+
 def _arguments(
     settings: CompileSettings,
     facts: Facts,
@@ -389,9 +399,7 @@ def _arguments(
     mode, dynamic = mode or settings.mode, dynamic or settings.dynamic
     fullgraph = settings.fullgraph if fullgraph is None else fullgraph
     options: dict[str, Any] = settings.inductor_options
-    if dynamic is Dynamic.MARK and facts.torch_version < (2, 13):
-        # Before 2.13, Inductor's padding of matrix products compares sizes with the marked length, which leaves only the length
-        # equal to the head dimension and fails on it (docs/log.md).
+    if fixes_sizes(dynamic, facts.torch_version, changes=not facts.one_shape):
         options.setdefault("shape_padding", False)
     argument = _DYNAMIC_ARGUMENT.get(dynamic) if dynamic else None
     words = []

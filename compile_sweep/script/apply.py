@@ -19,10 +19,10 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from compile_sweep.contract.installed_torch import config_module
+from compile_sweep.contract.installed_torch import config_module, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
-from compile_sweep.harness.source import SDPA_BACKENDS
+from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
@@ -35,14 +35,14 @@ Call = Callable[..., Any]
 _compile, _call = torch.compile, nn.Module.__call__  # torch's own functions, also while they are replaced
 
 
-def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None) -> dict[str, Any]:
-    """Returns the keyword arguments of `torch.compile` for these settings."""
+def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None, *, changes: bool = False) -> dict[str, Any]:
+    """Returns the keyword arguments of `torch.compile` for these settings, and for sizes that change if `changes` says so."""
     strategy = dynamic or settings.dynamic
     options: dict[str, Any] = dict(settings.options or ())
     if settings.shape_padding is not None:
         options["shape_padding"] = settings.shape_padding
-    elif strategy is Dynamic.MARK and settings.backend is None and torch.__version__ < "2.13":
-        options["shape_padding"] = False  # before 2.13, Inductor fails on marked sizes that it would pad; see source.py
+    elif fixes_sizes(strategy, torch_version(), changes=changes) and settings.backend is None:
+        options["shape_padding"] = False
     found: dict[str, Any] = {}
     if settings.fullgraph:
         found["fullgraph"] = True
@@ -99,9 +99,8 @@ def apply_to_modules(
     if settings.scope is Scope.EAGER:
         return
     targets = compilable(targets)
-    arguments = compile_arguments(settings)
     for module, dims in _compiled_apart(settings, targets, block_shapes):
-        compiled: Call = _compile(with_own_code(module.forward), **arguments)
+        compiled: Call = _compile(with_own_code(module.forward), **compile_arguments(settings, changes=bool(dims)))
         if settings.dynamic is Dynamic.MARK and dims:
             compiled = marked_forward(module, compiled, dims)
         vars(module)["_compiled_call_impl"] = calling(module, compiled)

@@ -14,7 +14,8 @@ import torch
 
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.harness.source import Facts, to_source
+from compile_sweep.harness.source import Facts, fixes_sizes, to_source
+from compile_sweep.schema.choices import Dynamic
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
@@ -150,10 +151,16 @@ def test_no_autocast_and_no_marks_where_none_are_asked_for() -> None:
     assert "mark" not in source
 
 
-def test_marks_before_torch_2_13_go_without_padded_matrix_products() -> None:
-    assert '"shape_padding": False' in source_of("scope=full,dynamic=mark", torch_version=(2, 12))
-    assert "shape_padding" not in source_of("scope=full,dynamic=mark", torch_version=(2, 13))
-    assert "shape_padding" not in source_of("scope=full,dynamic=auto", torch_version=(2, 12))
+@pytest.mark.parametrize("dynamic", ["mark", "auto", "true"])
+def test_dynamic_sizes_before_torch_2_13_go_without_padded_matrix_products(dynamic: str) -> None:
+    assert '"shape_padding": False' in source_of(f"scope=full,dynamic={dynamic}", torch_version=(2, 12))
+    assert "shape_padding" not in source_of(f"scope=full,dynamic={dynamic}", torch_version=(2, 13))
+    assert "shape_padding" not in source_of("scope=full,dynamic=buckets", torch_version=(2, 12))
+
+
+def test_one_shape_keeps_padded_matrix_products() -> None:
+    assert fixes_sizes(Dynamic.AUTO, (2, 12), changes=True)
+    assert not fixes_sizes(Dynamic.AUTO, (2, 12), changes=False)
 
 
 def test_max_autotune_before_torch_2_13_shares_the_workers_assembler() -> None:
