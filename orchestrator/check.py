@@ -281,7 +281,9 @@ def _findings(tried: Tried, target: Target) -> Iterator[str]:
     for reason in why_not_faster(found, found["speedup_eager"], tried.settings.backend):
         yield f"not faster: {reason}"
     sizes = KnownSizes(settings=tried.settings, max_length=target.max_length, batch_size=target.batch_size)
-    yield from short_findings(found, sizes)
+    for line in short_findings(found, sizes):
+        if line.removeprefix("  → ") == line or line.removeprefix("  → ") not in tried.verdict:  # the verdict has said it
+            yield line
 
 
 def _recipes(target: Target) -> dict[str, Sequence[CompileSettings]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from compile_sweep.schema.causes.breaks import advice_on_break
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import Tried, _costs, _findings, _recipes
 from orchestrator.config import Device
@@ -27,3 +28,18 @@ def test_recipes_that_do_not_suit_a_workload_are_left_out_and_the_default_comes_
     first, second, *_ = _costs(_recipes(own), [], own, Device.CPU)
     assert first == "auto, the default: what is worth trying here, for 5 min or as long as --effort says"
     assert second.startswith("quickstart: ")
+
+
+def test_advice_that_the_verdict_gives_is_not_repeated_below_it() -> None:
+    break_text = "net.py:3 in forward: Data-dependent branching"
+    advice = advice_on_break(break_text)
+    found = {
+        "speedup_eager": None, "step_ms_median": 7.0, "compile_s": 2.2, "findings": (), "graphs": 3,
+        "graph_break_reasons": [break_text], "recompile_reasons": [],
+    }  # fmt: skip
+    target: Any = SimpleNamespace(max_length=8, batch_size=4)
+    for verdict, times in ((f"silent-fallback: runs eagerly; {advice}", 1), ("silent-fallback: runs eagerly", 1), ("", 1)):
+        tried = Tried(settings=CompileSettings.parse("scope=full"), wall_s=9.0, verdict=verdict, measurement=found)
+        lines = list(_findings(tried, target))
+        assert f"graph break: {break_text}" in lines
+        assert sum(line.count(str(advice)) for line in lines) == times

@@ -193,19 +193,28 @@ _SHORT = 3  # how many findings of one kind a short list shows
 
 
 def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) -> Iterator[str]:
-    """Yields the first graph breaks and recompiles of a measurement, one per line, each with what helps below it."""
+    """Yields the first graph breaks and recompiles of a measurement, one per line, with what helps below those it helps."""
     breaks, recompiles = found["graph_break_reasons"], found["recompile_reasons"]
-    for text in list(dict.fromkeys(breaks))[:_SHORT]:
-        yield from _with_advice(f"graph break: {text.splitlines()[0]}", advice_on_break(text))
+    yield from _with_advice((f"graph break: {text.splitlines()[0]}", advice_on_break(text)) for text in _first_distinct(breaks))
+    told = []
     for series in fold_recompiles(recompiles)[:_SHORT]:
         cause = cause_of_series(series, breaks, recompiles)
         short = named_advice(cause, series) if cause else None
         advice = explain_recompiles(series, lengths, breaks, recompiles) if lengths else short
-        yield from _with_advice(f"recompile: {series.text}", advice)
+        told.append((f"recompile: {series.text}", advice))
+    yield from _with_advice(told)
 
 
-def _with_advice(line: str, advice: str | None) -> list[str]:
-    return [line, f"  → {advice}"] if advice else [line]
+def _first_distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))[:_SHORT]
+
+
+def _with_advice(findings: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Lists findings, with each advice once, below the findings that it is about."""
+    by_advice: dict[str | None, list[str]] = {}
+    for line, advice in findings:
+        by_advice.setdefault(advice, []).append(line)
+    return [line for advice, told in by_advice.items() for line in (*told, *([f"  → {advice}"] if advice else ()))]
 
 
 def _compiled(found: Mapping[str, Any], settings: CompileSettings, targets: Sequence[str]) -> Iterator[str]:
@@ -233,22 +242,13 @@ def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list
 
 
 def _hints(hints: Sequence[str]) -> list[str]:
-    """Lists hints, with each kind of advice once, below the hints that it is about."""
-    by_advice: dict[str | None, list[str]] = {}
-    for hint in hints:
-        by_advice.setdefault(advise_on_hint(hint), []).append(hint)
-    lines = [line for advice, told in by_advice.items() for line in (*told[:-1], *_with_advice(told[-1], advice))]
-    return lines or ["none"]
+    return _with_advice((hint, advise_on_hint(hint)) for hint in hints) or ["none"]
 
 
 def _recompiled(recompiles: Sequence[str], lengths: KnownSizes, breaks: Sequence[str]) -> list[str]:
     """Lists each source once, with its values and what helps."""
-    lines = [
-        line
-        for series in fold_recompiles(recompiles)
-        for line in (series.text, f"  → {explain_recompiles(series, lengths, breaks, recompiles)}")
-    ]
-    return lines or ["none"]
+    folded = fold_recompiles(recompiles)
+    return _with_advice((series.text, explain_recompiles(series, lengths, breaks, recompiles)) for series in folded) or ["none"]
 
 
 def _times(found: Mapping[str, Any]) -> Iterator[str]:

@@ -63,6 +63,15 @@ def test_a_recompile_is_said_once_with_its_number_and_what_helps() -> None:
     ]
 
 
+def test_what_helps_several_recompiles_is_said_once_below_them() -> None:
+    reasons = [
+        f"{where}: tensor 'ids' size mismatch at index 1. expected 64, actual 72" for where in ("step (net.py:3)", "f (net.py:9)")
+    ]
+    first, second, said = sections("scope=full,dynamic=auto", recompile_reasons=reasons)["recompiles"]
+    assert (first, second) == tuple(reasons)
+    assert said.startswith("  → the sequence length changed from 64 to 72")
+
+
 def test_a_length_that_must_be_even_is_padded_to_multiples() -> None:
     reason = "forward (model.py:3): (batch['ids'].size()[1] % 2) == 0 # associative_scan( # mamba.py:236 in scan"
     (_, said) = sections("scope=full,dynamic=mark", recompile_reasons=[reason])["recompiles"]
