@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.choose.attribution import Effect, effects, region_prices
 from analysis.choose.break_even import Costs, Job, Reign, Starts, baseline_key, costs, reigns
 from analysis.choose.hypervolume import Hypervolume, hypervolume, reference_point
-from analysis.choose.pareto import Choice, Summary, expected_front, knee, pareto_front, speedup_over_eager, summary
+from analysis.choose.pareto import Summary, expected_front, knee, pareto_front, speedup_over_eager, summary
 from analysis.choose.uncertainty import UncertainFront, front_probability, uncertain_front
 from analysis.columns import COLUMNS
 from analysis.load import SweepInfo, load, load_sweep
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
-    "Choice",
     "Costs",
     "Effect",
     "Goal",

@@ -87,7 +87,7 @@ def best_script(trial: pd.Series, *, seed: int, remarks: Sequence[str] = ()) -> 
     workers = int(trial["num_workers"])
     how = "python best.py" if workers == 1 else f"python -m torch.distributed.run --nproc-per-node {workers} best.py"
     said = [f"# {line}" for sentence in (measured, *remarks) for line in textwrap.wrap(" ".join(sentence.split()), 126)]
-    call = [f"            {name}={_quoted(value)}," for name, value in run.items()]
+    call = [f"            {name}={json.dumps(value, ensure_ascii=False)}," for name, value in run.items()]
     return "\n".join(
         [
             _with_imported_helpers(source.rstrip()),
@@ -264,10 +264,6 @@ def _printed(out: str) -> dict[str, Any] | None:
             if isinstance(came := json.loads(line), dict) and "samples_per_s" in came:
                 return came
     return None
-
-
-def _quoted(value: str | int) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def _rate(trial: pd.Series) -> str:

@@ -205,16 +205,11 @@ def words_of(arguments: Sequence[str] | None) -> Sequence[str]:
     return sys.argv[1:] if arguments is None else arguments
 
 
-def run_with(options: type[Options], command: Callable[[Options], int], prog: str, arguments: Sequence[str] | None) -> int:
-    """Parses the options of a command and runs it, as `run` does."""
-    return run(lambda: command(parse(options, prog, words_of(arguments))))
-
-
 def main_of(options: type[Options], command: Callable[[Options], int], prog: str) -> Callable[..., int]:
     """Returns the `main` of a command, which takes its words, by default this process's, and how a person calls it."""
 
     def main(arguments: Sequence[str] | None = None, prog: str = prog) -> int:
-        return run_with(options, command, prog, arguments)
+        return run(lambda: command(parse(options, prog, words_of(arguments))))
 
     return main
 

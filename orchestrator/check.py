@@ -138,17 +138,15 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
             return _show_largest_batch(options, describer, target, about, device, console)
         describer.ask("first_step", size=target.size, **about)
         model = describer.ask("model", size=target.size, **about)
-        said = {*model["lines"]}
         for line in model["lines"]:
             console.print(f"  {line}")
-        padding = _padding(describer, target, about)
-        said |= {*padding.lines}
-        for line in padding.lines:
+        padding_lines, works = _padding(describer, target, about)
+        for line in padding_lines:
             console.print(f"  {line}")
-        to_try = _to_try(options, target, has_regions=model["has_regions"], pads=padding.is_harmless)
+        said = {*model["lines"], *padding_lines}
+        to_try = _to_try(options, target, has_regions=model["has_regions"], pads=works)
         recipes = _recipes(target)  # asks the describer, which would otherwise start again after the trials
     tried: list[Tried] = []
-    works = padding.is_harmless
     with closing(Servers(imports_workload=True)) as servers:
         for strategies in to_try:
             of_scope: list[Tried] = []
@@ -156,9 +154,8 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
                 console.print(f"\n{settings.label}", style="bold")
                 of_scope.append(_try(settings, options, target, device, servers))
                 for line in _findings(of_scope[-1], target):
-                    if line in said:
-                        continue
-                    console.print(f"  {line}")
+                    if line not in said:
+                        console.print(f"  {line}")
                 if of_scope[-1].verdict == "" or (target.has_one_shape and of_scope[-1].label in _NOT_OF_LENGTHS):
                     break
             tried += of_scope
@@ -189,18 +186,13 @@ def _show_largest_batch(
     return 0 if all_fit else 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Padding:
-    lines: Sequence[str]
-    is_harmless: bool  # whether padding leaves the training result unchanged
-
-
-def _padding(describer: Describer, target: Target, about: Mapping[str, Any]) -> _Padding:
+def _padding(describer: Describer, target: Target, about: Mapping[str, Any]) -> tuple[Sequence[str], bool]:
+    """Returns what to say of padding, and whether it leaves the training result unchanged."""
     try:
-        return _Padding(lines=describer.ask("padding", size=target.size, **about), is_harmless=True)
+        return describer.ask("padding", size=target.size, **about), True
     except WorkloadError as error:
         rest = "a sweep refuses this workload; what follows is tried on batches as they come"
-        return _Padding(lines=[f"not right: {error}", rest], is_harmless=False)
+        return [f"not right: {error}", rest], False
 
 
 def _which_works(tried: Sequence[Tried]) -> str:

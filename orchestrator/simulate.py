@@ -170,11 +170,6 @@ class Options:
     """Stop trials early, as a sweep does."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    return command_line.run_with(Options, _simulate, PROG, arguments)
-
-
 def _simulate(options: Options) -> int:
     for name, value in (("seeds", options.seeds), ("at-once", options.at_once)):
         if value < 1:
@@ -242,6 +237,8 @@ def _point(ground: Ground) -> str:
     figures = [o.sign * value for o, value in zip(ground.aims.objectives, ground.reference, strict=True)]
     return ", ".join(f"{figure:.4g}" for figure in figures)
 
+
+main = command_line.main_of(Options, _simulate, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

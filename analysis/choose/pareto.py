@@ -23,22 +23,12 @@ _COMPARABLE = ("environment_key", "num_workers", "pipeline")  # see `comparable`
 DEFAULT_OBJECTIVES: Mapping[str, Goal] = MappingProxyType({"samples_per_s": Goal.MAX, "compile_s": Goal.MIN})
 
 
-class Choice(NamedTuple):
-    """A trial worth naming."""
-
-    trial: pd.Series
-    speedup: float | None
-    """Its samples per second divided by those of `eager`; None without one."""
-    eager: pd.Series | None
-    """The best usable eager trial with its environment, number of workers and input pipeline."""
-
-
 class Summary(NamedTuple):
     """The few trials of a sweep that a person asks for first; None for those that do not exist."""
 
-    best: Choice | None
+    best: pd.Series | None
     """The trial with the most samples per second, as `assured`; of equals the one that compiles faster."""
-    knee: Choice | None
+    knee: pd.Series | None
     counts: Mapping[Status, int]
     """Number of settings with each status, by the trials that count; see `standing`."""
 
@@ -170,12 +160,12 @@ def comparable(df: pd.DataFrame) -> pd.Series:
 
 def summary(df: pd.DataFrame) -> Summary:
     """Returns the trials a person asks for first; missing ones are None, so it works for any sweep, even an empty one."""
-    with_speedups = speedup_over_eager(standing(df))
-    fastest = _fastest_first(usable(with_speedups, "samples_per_s"))
-    counts = with_speedups["status"].value_counts()
+    counted = standing(df)
+    fastest = _fastest_first(usable(counted, "samples_per_s"))
+    counts = counted["status"].value_counts()
     return Summary(
-        best=None if fastest.empty else _choice(with_speedups, fastest.iloc[0]),
-        knee=_choice(with_speedups, knee(pareto_front(with_speedups))),
+        best=None if fastest.empty else fastest.iloc[0],
+        knee=knee(pareto_front(counted)),
         counts={status: int(counts.get(str(status), 0)) for status in Status},
     )
 
@@ -262,14 +252,3 @@ def floats(column: pd.Series) -> npt.NDArray[np.float64]:
 def _eager_fastest_first(df: pd.DataFrame) -> pd.DataFrame:
     measured = usable(df, "samples_per_s")
     return _fastest_first(measured[measured["scope"] == Scope.EAGER])
-
-
-def _eager_peer(df: pd.DataFrame, trial: pd.Series) -> pd.Series | None:
-    """Returns the eager trial that a trial's `speedup_best_eager` is relative to."""
-    eager, kind = _eager_fastest_first(df), comparable(df)
-    peers = eager[kind[eager.index] == kind.at[trial.name]]
-    return None if peers.empty else peers.iloc[0]
-
-
-def _choice(df: pd.DataFrame, trial: pd.Series | None) -> Choice | None:
-    return None if trial is None else Choice(trial, number(trial["speedup_best_eager"]), _eager_peer(df, trial))

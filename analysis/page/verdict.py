@@ -294,7 +294,7 @@ class FrontList(NamedTuple):
 
 def front_list(df: pd.DataFrame, found: Summary, uncertain: pd.DataFrame) -> FrontList:
     """Returns the front over throughput and cold compile time, ascending in the latter."""
-    knee = None if found.knee is None else found.knee.trial.name
+    knee = None if found.knee is None else found.knee.name
     rows = pareto_front(speedup_over_eager(df))
     named: set[object] = set()
     entries = []

@@ -155,7 +155,7 @@ def main() -> int:
         _print(gains)
         return 0
 
-    return command_line.run_with(Options, write, PROG, sys.argv[1:])
+    return command_line.main_of(Options, write, PROG)()
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ def target_of(workload: str, size: str, *, has_gpu: bool) -> Target:
 
 
 def main() -> int:
-    return command_line.run_with(Options, _run, PROG, sys.argv[1:])
+    return command_line.main_of(Options, _run, PROG)()
 
 
 def _run(options: Options) -> int:

@@ -95,7 +95,7 @@ class Started:
 
 
 def main() -> int:
-    return command_line.run_with(Options, _compare, PROG, sys.argv[1:])
+    return command_line.main_of(Options, _compare, PROG)()
 
 
 def _compare(options: Options) -> int:

@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -183,10 +183,6 @@ class ArtifactStore:
     def uses(self) -> dict[str, Use]:
         """Returns the hits so far, by manifest ID; manifests without hits are left out."""
         return self._shelf.uses()
-
-    def remove(self, manifest_ids: Iterable[str]) -> None:
-        """Removes manifests; `collect` then removes the contents that no other manifest names."""
-        self._shelf.drop_manifests(manifest_ids)
 
     def remove_refused(self) -> int:
         """Removes every manifest not signed with our key; returns how many."""

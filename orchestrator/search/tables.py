@@ -9,7 +9,7 @@ without what replays do not need, so that a table of some hundred settings stays
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,16 +132,11 @@ class Options:
     """The folder to write."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-
-    def make(options: Options) -> int:
-        table = write_table(options.sweep, options.table)
-        size = sum(file.lstat().st_size for file in options.table.iterdir())
-        print(f"{options.table}: {len(table.rows)} settings of {table.workload}, {table.gpu_s:,.0f} GPU-seconds, {size:,} bytes")
-        return 0
-
-    return command_line.run_with(Options, make, PROG, arguments)
+def _make(options: Options) -> int:
+    table = write_table(options.sweep, options.table)
+    size = sum(file.lstat().st_size for file in options.table.iterdir())
+    print(f"{options.table}: {len(table.rows)} settings of {table.workload}, {table.gpu_s:,.0f} GPU-seconds, {size:,} bytes")
+    return 0
 
 
 def _fields(record: TrialRecord) -> dict[str, Any]:
@@ -161,6 +156,8 @@ def _replace(path: Path, text: str) -> None:
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
+
+main = command_line.main_of(Options, _make, PROG)
 
 if __name__ == "__main__":
     sys.exit(main())

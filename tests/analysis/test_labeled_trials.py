@@ -43,14 +43,14 @@ def test_the_trial_would_win_without_its_label(make_sweep: MakeSweep) -> None:
     *others, winner = labelled("gpu-shared")
     found = analysis.summary(analysis.load(make_sweep([*others, trial(winner.settings_key, 5000, 0.001, trial_id="winner")])))
     assert found.best is not None
-    assert found.best.trial["trial_id"] == "winner"
+    assert found.best["trial_id"] == "winner"
 
 
 def test_a_labelled_trial_is_no_choice(make_sweep: MakeSweep, label: str) -> None:
     df = analysis.load(make_sweep(labelled(label)))
     assert "winner" not in set(analysis.pareto_front(df)["trial_id"])
     found = analysis.summary(df)
-    assert [choice.trial["trial_id"] for choice in (found.best, found.knee) if choice] == ["buckets", "regional-auto"]
+    assert [choice["trial_id"] for choice in (found.best, found.knee) if choice is not None] == ["buckets", "regional-auto"]
     _, rows = table(df)
     assert len(rows) == found.counts[Status.OK] == 6
 

@@ -114,7 +114,7 @@ def test_noisy_settings_are_on_the_front_by_the_low_end_of_their_interval_and_ar
     assert "“A5 modular, static” (880 to 1,100 samples/s), “A4 regional, auto” (500 to 1,400 samples/s) would" in note
     best = analysis.summary(df).best
     assert best is not None
-    assert best.trial["settings_label"] == "full, default, static"
+    assert best["settings_label"] == "full, default, static"
 
 
 def test_an_interval_that_nothing_bounds_upwards_is_said_so(make_sweep: MakeSweep) -> None:
@@ -158,7 +158,7 @@ def test_a_noisy_setting_that_is_ahead_at_its_low_end_is_the_best(make_sweep: Ma
     )
     found = analysis.summary(df)
     assert found.best is not None
-    assert found.best.trial["settings_label"] == "regional, default, static"
+    assert found.best["settings_label"] == "regional, default, static"
     assert found.counts[Status.OK] == 3
     assert found.knee is None  # 300 samples/s for the first 50 s, 357 for the 30 s after it
 

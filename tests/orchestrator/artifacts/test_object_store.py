@@ -118,7 +118,7 @@ def test_a_manifest_that_was_read_badly_once_is_read_again(
 def test_manifests_that_are_gone_are_forgotten(tmp_path: Path, key: SigningKey) -> None:
     shelf = DurableShelf(str(tmp_path))
     store = ArtifactStore(shelf, key)
-    store.remove([store.publish(manifest(maker=str(number)), [artifact()]).manifest.id for number in range(3)])
+    store._shelf.drop_manifests([store.publish(manifest(maker=str(number)), [artifact()]).manifest.id for number in range(3)])
     assert store.manifests().manifests == ()
     assert shelf._manifests == {}
 

@@ -218,13 +218,13 @@ def test_contents_of_a_publisher_that_was_killed_go_after_a_while(store: Artifac
 def test_while_a_manifest_cannot_be_read_every_content_stays(store: ArtifactStore, shelf: Shelf) -> None:
     store.publish(manifest(), [artifact("a", b"12345")])
     later = store.publish(manifest(maker="002-b"), [artifact("a", b"12345")]).manifest
-    store.remove([later.id])
+    store._shelf.drop_manifests([later.id])
     name = "f" * 32
     shelf.put_manifest(name, later.to_json().replace(b'"version":1', b'"version":2'))
     collected = store.collect(max_age=timedelta(seconds=-2), grace=timedelta(seconds=-2))
     assert (collected.manifests, collected.blobs, collected.kept_bytes, collected.unread) == (1, 0, 5, 1)
     assert store.fetch(later.entries, ENVIRONMENT).refused == ()
-    store.remove([name])
+    store._shelf.drop_manifests([name])
     collected = store.collect(grace=timedelta(seconds=-2))
     assert (collected.blobs, collected.kept_bytes, collected.unread) == (1, 0, 0)
 
@@ -302,5 +302,5 @@ def test_a_collection_looks_again_before_it_takes_contents(
 
 def test_a_removed_manifest_is_gone(store: ArtifactStore) -> None:
     first = store.publish(manifest(), [artifact("a", b"1")]).manifest
-    store.remove([first.id, "never-there"])
+    store._shelf.drop_manifests([first.id, "never-there"])
     assert store.manifests().manifests == ()

@@ -74,7 +74,7 @@ def test_a_store_that_does_not_answer_is_one_sentence(store: ArtifactStore, prox
     proxy.fault = fault
     calls: list[Callable[[], object]] = [store.manifests, lambda: store.publish(manifest(), MADE)]
     if fault is Fault.ERROR_500:
-        calls += [store.uses, lambda: store.note_hits({"a": 1}), store.collect, lambda: store.remove(["a"])]
+        calls += [store.uses, lambda: store.note_hits({"a": 1}), store.collect, lambda: store._shelf.drop_manifests(["a"])]
 
     def refused_s(call: Callable[[], object]) -> float:
         began = time.monotonic()
