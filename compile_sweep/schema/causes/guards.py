@@ -133,8 +133,8 @@ GUARDS = (
     ),
     Cause(
         "blocks of different sizes",
-        "blocks of one class have weights or inputs of different sizes, as stages or two towers have, which takes a graph for each "
-        "size: accept one for each, with a recompile_limit above their number, or use scope=full",
+        "blocks of one class have weights or inputs of different sizes, as stages or two towers have, which takes a graph for "
+        "each size: accept one for each, with a recompile_limit above their number, or use scope=full",
         guard=r"tensor '(self|fn)\S*\.(weight|bias|running_mean|running_var)' size mismatch",
     ),
     Cause(
