@@ -1,59 +1,26 @@
 """The charts, one per file. `…_info(df)` decides what is shown; `…_figure` draws that, or the trials themselves."""
 
-from analysis.figures.attribution_chart import (
-    EffectsInfo,
-    effects_figure,
-    effects_info,
-    region_prices_info,
-)
-from analysis.figures.break_even_chart import BreakEvenInfo, JobSetting, break_even_data, break_even_figure, break_even_info
-from analysis.figures.cache_hits import CacheInfo, CacheRow, cache_figure, cache_info
-from analysis.figures.compile_phases import (
-    CompileBar,
-    CompilePhasesInfo,
-    compile_phases_figure,
-    compile_phases_info,
-)
+from analysis.figures.attribution_chart import effects_figure, effects_info, region_prices_info
+from analysis.figures.break_even_chart import BreakEvenInfo, break_even_data, break_even_figure, break_even_info
+from analysis.figures.cache_hits import cache_figure, cache_info
+from analysis.figures.compile_phases import compile_phases_figure, compile_phases_info
 from analysis.figures.front_axes import GAINS, PRICES, FrontAxis, axes_with_figures
-from analysis.figures.memory import (
-    BatchCurve,
-    BatchMemoryInfo,
-    MemoryBar,
-    MemoryInfo,
-    batch_memory_figure,
-    batch_memory_info,
-    memory_figure,
-    memory_info,
-)
-from analysis.figures.parallel_coordinates import ParallelInfo, parallel_figure, parallel_info
+from analysis.figures.memory import batch_memory_figure, batch_memory_info, memory_figure, memory_info
+from analysis.figures.parallel_coordinates import parallel_figure, parallel_info
 from analysis.figures.pareto_chart import pareto_figure
 from analysis.figures.pareto_points import ParetoInfo, ParetoPoint, pareto_info
 from analysis.figures.plotly_script import plotly_script
-from analysis.figures.step_times import StepTimes, StepTimesInfo, step_times_figure, step_times_info
-from analysis.figures.timeline import Span, TimelineInfo, timeline_figure, timeline_info
+from analysis.figures.step_times import step_times_figure, step_times_info
+from analysis.figures.timeline import Span, timeline_figure, timeline_info
 
 __all__ = [
     "GAINS",
     "PRICES",
-    "BatchCurve",
-    "BatchMemoryInfo",
     "BreakEvenInfo",
-    "CacheInfo",
-    "CacheRow",
-    "CompileBar",
-    "CompilePhasesInfo",
-    "EffectsInfo",
     "FrontAxis",
-    "JobSetting",
-    "MemoryBar",
-    "MemoryInfo",
-    "ParallelInfo",
     "ParetoInfo",
     "ParetoPoint",
     "Span",
-    "StepTimes",
-    "StepTimesInfo",
-    "TimelineInfo",
     "axes_with_figures",
     "batch_memory_figure",
     "batch_memory_info",

@@ -47,19 +47,6 @@ INK = "#1f2328"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TITLE_PX = 34
 
-SEARCHER_COLORS = {
-    "grid": "#767676",
-    "random": "#8a6d3b",
-    "tpe": "#0072B2",
-    "nsga2": "#C48600",
-    "gp": "#009E73",
-    "gain": "#D55E00",
-}
-"""Colors by the searcher's name. Okabe and Ito's palette, with its light colors darkened for 3:1 contrast on white."""
-
-SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
-"""Distinguish lines without colors."""
-
 
 def base_layout(title: str | None = None) -> go.Layout:
     """Returns a chart's layout in light colors, with the legend in rows above the plot."""

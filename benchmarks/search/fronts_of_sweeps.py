@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from analysis.choose.hypervolume import reference_point, volume
 from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured, assured_costs, pareto_front, signs_of, usable
-from analysis.figures.chart_style import INK, PAPER, SEARCHER_COLORS, SEARCHER_DASHES, base_layout, empty_note
+from analysis.figures.chart_style import INK, PAPER, base_layout, empty_note
+from benchmarks.search.regret_curves import SEARCHER_COLORS, SEARCHER_DASHES
 
 _OTHER_COLORS = ("#56616b", "#CC79A7")
 """Colors of sweeps that are not named after a searcher."""

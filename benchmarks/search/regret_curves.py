@@ -6,7 +6,20 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import INK, LINE_COLOR, SEARCHER_COLORS, SEARCHER_DASHES, base_layout, empty_note
+from analysis.figures.chart_style import INK, LINE_COLOR, base_layout, empty_note
+
+SEARCHER_COLORS = {
+    "grid": "#767676",
+    "random": "#8a6d3b",
+    "tpe": "#0072B2",
+    "nsga2": "#C48600",
+    "gp": "#009E73",
+    "gain": "#D55E00",
+}
+"""Colors by the searcher's name. Okabe and Ito's palette, with its light colors darkened for 3:1 contrast on white."""
+
+SEARCHER_DASHES = {"grid": "dot", "random": "dash", "tpe": "longdash", "nsga2": "dashdot", "gp": "longdashdot", "gain": "solid"}
+"""Distinguish lines without colors."""
 
 _POINTS = 121
 _LEAST_PERCENT = 0.1  # lower end of the logarithmic axis, where zero regret is drawn

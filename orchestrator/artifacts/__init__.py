@@ -3,17 +3,14 @@
 from orchestrator.artifacts.manifest import Entry, Facts, Manifest, differences, environment_facts, trial_facts
 from orchestrator.artifacts.selection import Selection, select
 from orchestrator.artifacts.signing import KEY_VARIABLE, SigningKey
-from orchestrator.artifacts.store import ArtifactStore, Fetched, Listing, Published, open_store
+from orchestrator.artifacts.store import ArtifactStore, open_store
 
 __all__ = [
     "KEY_VARIABLE",
     "ArtifactStore",
     "Entry",
     "Facts",
-    "Fetched",
-    "Listing",
     "Manifest",
-    "Published",
     "Selection",
     "SigningKey",
     "differences",

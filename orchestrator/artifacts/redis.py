@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from compile_sweep.schema.errors import CacheError
-from orchestrator.storage.filesystem import brief, without_credentials
+from orchestrator.storage.filesystem import without_credentials
 
 NOBODY = "redis://127.0.0.1:1"
 """An address without a server. Without any address, torch would use a server at localhost, whoever runs it."""
@@ -25,7 +25,6 @@ NO_SERVER = {
 }
 """Environment variables that keep a process from using any server, whatever else the environment says."""
 
-_ANSWER_S = 5.0
 _LIMITS = {"socket_connect_timeout": "3", "socket_timeout": "10"}
 """Timeouts in seconds. Without them, a server that hangs would hang the compile."""
 
@@ -52,19 +51,3 @@ def environment_for(location: str, tag: str = "") -> dict[str, str]:
         "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "1",
         **({"TORCH_COMPILE_CACHE_KEY_TAG": tag} if tag else {}),
     }
-
-
-def check(location: str) -> None:
-    """Checks that the server answers and accepts the password; raises CacheError if not."""
-    url = environment_for(location)[URL_VARIABLE]
-    import redis  # the client is optional, so it is imported only here
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    client = redis.Redis.from_url(url, socket_timeout=_ANSWER_S, retry=Retry(NoBackoff(), 0))
-    try:
-        client.ping()
-    except (redis.RedisError, ValueError) as error:
-        raise CacheError(f"the Redis server at {without_credentials(location)} cannot be used: {brief(error)}") from None
-    finally:
-        client.close()

@@ -4,6 +4,6 @@ The Tune callback is in `orchestrator.run.tuning`, because it alone needs Ray.
 """
 
 from orchestrator.tracking.base import Destination, LoggedTrial, Service, entry_of
-from orchestrator.tracking.delivery import Tracker, Tracking
+from orchestrator.tracking.delivery import Tracking
 
-__all__ = ["Destination", "LoggedTrial", "Service", "Tracker", "Tracking", "entry_of"]
+__all__ = ["Destination", "LoggedTrial", "Service", "Tracking", "entry_of"]
