@@ -36,7 +36,7 @@ from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.estimates import expected_s
-from orchestrator.plan.recipes import AUTO_RECIPE, RECIPES
+from orchestrator.plan.recipes import AUTO_RECIPE, RECIPES, candidates
 from orchestrator.plan.resolve import refuse_largest_batch
 from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, choose
@@ -283,7 +283,7 @@ def _recipes(target: Target) -> dict[str, Sequence[CompileSettings]]:
     unsuited = {AUTO_RECIPE, *(("inference", "generation") if target.trains else ())}
     unsuited |= {"captioning"} if target.workload != "Captioning" else set()
     unsuited |= {"vision"} if target.memory_format is None else set()
-    return {name: choose(recipe(target), target).settings for name, recipe in RECIPES.items() if name not in unsuited}
+    return {name: choose(candidates(name, target), target).settings for name in RECIPES if name not in unsuited}
 
 
 def _costs(
@@ -307,7 +307,7 @@ def _costs(
     for name, chosen in recipes.items():
         minutes = sum(expected_s(settings, target, done) for settings in chosen) / 60
         words = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-        yield f"{name}: {len(chosen)} settings, about {words} one after another"
+        yield f"{name}: {len(chosen)} setting{'s' if len(chosen) != 1 else ''}, about {words} one after another"
 
 
 if __name__ == "__main__":

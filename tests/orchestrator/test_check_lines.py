@@ -10,7 +10,8 @@ from compile_sweep.schema.causes.breaks import advice_on_break
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.check import Tried, _costs, _findings, _recipes
 from orchestrator.config import Device
-from orchestrator.plan.space import Target
+from orchestrator.plan.recipes import candidates
+from orchestrator.plan.space import Target, choose
 
 
 def test_nothing_is_said_of_compiling_where_nothing_is_compiled() -> None:
@@ -25,6 +26,10 @@ def test_recipes_that_do_not_suit_a_workload_are_left_out_and_the_default_comes_
     assert set(_recipes(own)) == {"quickstart", "regional", "modes", "grid"}
     assert {"inference", "generation"} <= set(_recipes(replace(own, trains=False)))
     assert "captioning" in _recipes(replace(own, workload="Captioning"))
+    unpadded = Target(workload="mine.py:Mine", max_length=9, min_length=4, has_gpu=False, unpadded_reason="lengths='real'")
+    labels = [setting.label for setting in _recipes(unpadded)["regional"]]
+    assert labels == [setting.label for setting in choose(candidates("regional", unpadded), unpadded).settings]
+    assert len(labels) == 3
     first, second, *_ = _costs(_recipes(own), [], own, Device.CPU)
     assert first == "auto, the default: what is worth trying here, for 5 min or as long as --effort says"
     assert second.startswith("quickstart: ")
