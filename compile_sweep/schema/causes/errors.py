@@ -20,7 +20,8 @@ ERRORS = (
     Cause(
         "marked length that the code fixes",
         "dynamic=mark insists that a length varies, but this code fixes it, often in a Python loop over positions, or where it "
-        "meets a tensor from before a graph break: use dynamic=auto, or fix the break",
+        "meets a tensor from before a graph break: use dynamic=auto, fix the break, or compile what the loop calls apart "
+        "(scope=regional, or scope=modular and parts)",
         error=r"You marked .* as dynamic but your code specialized it|Constraints violated",
     ),
     Cause("complex numbers", f"{REAL_PAIRS}, or leave that module eager", error=r"[Cc]omplex|ComplexFloat|ComplexHalf"),
@@ -43,6 +44,12 @@ ERRORS = (
         "an operator refuses these tensors: if the forward catches its exception, decide by shapes or dtypes instead, "
         "because compiled code cannot; otherwise fix the call, which fails without torch.compile, too",
         error=r"when making fake tensor call|Dynamo failed to run FX node with fake tensors",
+    ),
+    Cause(
+        "number that must be a constant",
+        "a Python number that may vary is used where torch needs a constant, such as set_grad_enabled(step % 4 == 0): leave "
+        "dynamo.allow_unspec_int_on_nn_module out, and decide by the number outside compiled code",
+        error=r"SymNodeVariable\(\) is not a constant",
     ),
     Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph"),
 )

@@ -12,7 +12,7 @@ import torch
 from faulty_models import TORCH, Net, run, with_break_in_loop
 from test_break_causes import BREAKS
 from test_recompile_causes import GUARDS
-from torch import Tensor
+from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.advice import advise_on_hint
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
@@ -63,6 +63,27 @@ def test_a_marked_length_that_the_code_fixes_is_the_compilers_error_and_is_mende
     assert "dynamic=auto" in advice
     torch._dynamo.reset()
     torch.compile(lambda x: x + fixed, backend="eager", dynamic=None)(torch.zeros(3, 8))
+
+
+def with_gradients_now_and_then(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    with torch.set_grad_enabled(net.count % 4 != 0):
+        return net.layer(x)
+
+
+def test_a_number_that_must_be_a_constant_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
+    with (
+        torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True),
+        pytest.raises(Exception, match="is not a const") as raised,
+    ):
+        run(with_gradients_now_and_then, steps=4)
+    assert is_compiler_error(raised.value)
+    assert "decide by the number outside compiled code" in (errors.advice_on_error(str(raised.value)) or "")
+    torch._dynamo.reset()
+    layer = torch.compile(nn.Linear(8, 8), backend="eager")
+    for step in range(4):
+        with torch.set_grad_enabled(step % 4 != 0):
+            layer(torch.ones(4, 8))
 
 
 def test_an_error_of_the_models_own_code_is_not_the_compilers() -> None:
