@@ -141,6 +141,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         front=front_list(df, found, uncertain),
         next=what_next(folder),
         training_command=None if script is None or recommended is None else script.command(recommended.trial, "DIR"),
+        training_setting="" if recommended is None else str(recommended.trial["setting_name"]),
         usual_steps=USUAL_STEPS,
         ranking=_ranking(jobs),
         reigns=[(lengths_of(reign), str(reign.trial["setting_name"])) for reign in jobs.reigns],

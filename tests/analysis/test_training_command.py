@@ -38,6 +38,7 @@ def test_every_output_names_the_same_command_and_it_finds_the_setting(
     assert recommend.main(["my sweep"]) == 0
     assert f"  To train with it: {command}\n" in capsys.readouterr().out
     page = report_page(folder)
+    assert "To train with “A2 full, auto”:" in page
     assert f"compile-sweep run --settings DIR:A2 {tmp_path}/train.py --width &#39;3 2&#39;" in page
     assert settings_of(shlex.split(command)[3]) == CompileSettings.parse(WINNER)
 
