@@ -72,9 +72,11 @@ def loss_of(returned: Any, function: str = "loss_fn") -> Tensor:
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Returns the loss that a Hugging Face model computes when its batch contains labels."""
+    """Returns the loss that the model computes, as those of Hugging Face do when their batch contains labels."""
     returned = model(**batch)
     loss: Tensor | None = getattr(returned, "loss", None)
+    if loss is None:
+        loss = _loss_among(returned)
     if loss is None:
         what = type(returned).__name__
         raise WorkloadError(
@@ -82,6 +84,15 @@ def model_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
             "put labels into the batch, or give loss_fn"
         )
     return loss
+
+
+def _loss_among(returned: Any) -> Tensor | None:
+    """Returns the loss that a model returns alone, in a dictionary or as the one number of a tuple; None if there is none."""
+    if isinstance(returned, dict):
+        return returned.get("loss")
+    found = [one for one in (returned if isinstance(returned, tuple | list) else [returned]) if isinstance(one, Tensor)]
+    numbers = [one for one in found if one.dim() == 0]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def model_outputs(model: nn.Module, batch: dict[str, Any]) -> Any:

@@ -160,6 +160,31 @@ def test_memory_that_lacks_is_left_to_the_trials_whichever_library_says_so() -> 
     check_first_step(made(full), has_gpu=False)
 
 
+class WithLoss(nn.Module):
+    def __init__(self, packed: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.packed, self.head = packed, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        scores = self.head(x)
+        return self.packed(scores, functional.cross_entropy(scores, y))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda scores, loss: loss,
+        lambda scores, loss: (scores, loss),
+        lambda scores, loss: (loss, scores),
+        lambda scores, loss: {"loss": loss, "logits": scores},
+    ],
+)
+def test_a_model_may_return_its_loss_alone_or_beside_its_outputs(packed: Callable[[Tensor, Tensor], Any]) -> None:
+    workload = WorkloadFromModel(lambda: WithLoss(packed), batch_of, num_batches=2)()
+    check_first_step(workload, has_gpu=False)
+    assert workload.build_model()(**workload.raw_batches(0)[0]).dim() == 0
+
+
 def test_a_model_without_a_loss_is_told_of_its_labels() -> None:
     workload = WorkloadFromModel(lambda: NoLoss(8, 3), batch_of, num_batches=2)()
     with pytest.raises(WorkloadError, match=r"without a loss, .* put labels into the batch, or give loss_fn"):
