@@ -13,7 +13,14 @@ from typing import Any
 
 from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
-from compile_sweep.schema.causes.guards import FIXED_LENGTH, GUARDS, advice_on_limit, cause_of_series, named_advice
+from compile_sweep.schema.causes.guards import (
+    FIXED_LENGTH,
+    GUARDS,
+    advice_on_limit,
+    are_of_blocks,
+    cause_of_series,
+    named_advice,
+)
 from compile_sweep.schema.causes.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
@@ -70,7 +77,7 @@ def explain_recompiles(
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:
             cause = next(one for one in GUARDS if one.name == "length after a graph break")
-        if cause is None and first.is_shared and not lengths.are_sequence_lengths(int(size[3]), int(size[4])):
+        if cause is None and are_of_blocks(series, recompiles) and not lengths.are_sequence_lengths(int(size[3]), int(size[4])):
             cause = next(one for one in GUARDS if one.name == "blocks of different sizes")
         if cause is None:
             before, now = int(size[3]), int(size[4])

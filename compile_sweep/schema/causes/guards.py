@@ -257,10 +257,15 @@ def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompi
         recompiles: Recompiles of the same run. Blocks of different sizes have arguments of different sizes, too.
     """
     cause = _cause_of_series(series, breaks, recompiles)
-    is_of_block = series.first.is_shared and re.search(r"\b(self|fn)\.", series.first.guard)
+    is_of_block = are_of_blocks(series, recompiles) and re.search(r"\b(self|fn)\.", series.first.guard)
     if cause is not None and cause.name in _OF_BLOCKS and is_of_block:
         return _NAMED[_OF_BLOCKS[cause.name]]
     return cause
+
+
+def are_of_blocks(series: RecompileSeries, recompiles: Sequence[str]) -> bool:
+    """Tells whether recompiles may be those of blocks that share graphs; code after a break in one does not name its class."""
+    return series.first.is_shared or any(Recompile.parse(text).is_shared for text in recompiles)
 
 
 def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:

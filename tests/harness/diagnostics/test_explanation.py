@@ -72,6 +72,19 @@ def test_what_helps_several_recompiles_is_said_once_below_them() -> None:
     assert said.startswith("  → the sequence length changed from 64 to 72")
 
 
+def test_code_after_a_break_in_a_block_is_of_blocks_too() -> None:
+    reasons = [
+        "forward of Layer (net.py:1): tensor 'args[0]' size mismatch at index 1. expected 256, actual 64",
+        "forward from line 7 on (net.py:7): ___check_type_id(self.drop_path, 9), type=<class 'Identity'> # net.py:8 in forward",
+        "forward (net.py:2): tensor 'hidden' size mismatch at index 1. expected 256, actual 64",
+    ]
+    said = sections("scope=regional,dynamic=auto", recompile_reasons=reasons)["recompiles"]
+    assert any("and each kind of them" in line for line in said)
+    assert not any("was replaced by another" in line or "keep it fixed" in line for line in said)
+    alone = sections("scope=full,dynamic=auto", recompile_reasons=reasons[1:])["recompiles"]
+    assert any("was replaced by another" in line for line in alone)
+
+
 def test_a_length_that_must_be_even_is_padded_to_multiples() -> None:
     reason = "forward (model.py:3): (batch['ids'].size()[1] % 2) == 0 # associative_scan( # mamba.py:236 in scan"
     (_, said) = sections("scope=full,dynamic=mark", recompile_reasons=[reason])["recompiles"]
