@@ -17,6 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from compile_sweep.contract.inspect_model import tensors_in
+from compile_sweep.contract.installed_torch import torch_version
+from compile_sweep.harness.source import fixes_sizes
 from compile_sweep.harness.source_runtime import mark, with_own_code
 from compile_sweep.schema import record as records
 from compile_sweep.schema.journal import read_regular
@@ -29,9 +31,8 @@ from compile_sweep.script.apply import (
     apply_to_losses,
     apply_to_modules,
     apply_to_optimizers,
-    before_graphs,
-    calling,
     compile_arguments,
+    compiled_forward,
     process_wide,
 )
 from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, name_targets, unwrapped
@@ -132,8 +133,8 @@ def apply(
     """Applies settings to a model and its optimizer, in place; call it before the first step.
 
     The model keeps its class, its attributes and the keys of its `state_dict`. In a sweep this does nothing, because the sweep
-    applies settings. With dynamic=mark the model runs eagerly until two batches differ in a length; from then on, changing
-    lengths are marked. A length that was never measured costs at most one compile.
+    applies settings. With dynamic=mark, and before torch 2.13 with every dynamic length, the model runs eagerly until two
+    batches differ in a length, or some had the same one. A length that was never measured costs at most one compile.
 
     Args:
         model: The model to train; inside `DistributedDataParallel`, the wrapped model is compiled.
@@ -156,19 +157,10 @@ def apply(
     if chosen.needs_blocks and not target.blocks:
         warnings.warn(f"{target.name} has no repeated blocks for {chosen.label!r}, and runs eagerly", stacklevel=2)
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
-    if chosen.dynamic is Dynamic.MARK:
-        for module in _compiled_modules(chosen, target):
-            vars(module)["_compiled_call_impl"] = calling(module, _marked_once_known(module, chosen))
-        before_graphs(chosen, [target])
-    else:
-        apply_to_modules(chosen, [target], {})
+    waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen.dynamic, torch_version(), changes=True)
+    apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward)
     names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
-
-
-def _compiled_modules(settings: CompileSettings, target: Target) -> list[nn.Module]:
-    names = target.blocks if settings.scope is Scope.REGIONAL else [""]
-    return [target.module.get_submodule(name) for name in names]
 
 
 def _changed(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> tuple[str, ...]:
@@ -177,20 +169,22 @@ def _changed(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> tupl
     return tuple(type(one).__name__ for one in optimizers) if settings.optimizer != "foreach" else ()
 
 
-def _marked_once_known(module: nn.Module, settings: CompileSettings) -> Callable[..., Any]:
+def _compiled_once_known(settings: CompileSettings, module: nn.Module, _dims: object) -> Callable[..., Any]:
     """Returns a forward that is compiled once it is known what changes: after two lengths, or some calls of one shape."""
-    plain = module.forward
-    compiled = torch.compile(with_own_code(plain), **compile_arguments(settings))
-    signature = inspect.signature(plain)
+    plain, signature = module.forward, inspect.signature(module.forward)
     calls: list[Shapes] = []
+    compiled: Callable[..., Any] | None = None
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        dims = changing(calls)
-        if not dims and len(calls) < OBSERVED_CALLS:
-            calls.append({name: tuple(tensor.shape) for name, tensor in tensors_in(arguments)})
-            return plain(*args, **kwargs)
-        mark(arguments, dims)
+        nonlocal compiled
+        arguments, dims = signature.bind(*args, **kwargs).arguments, changing(calls)
+        if compiled is None:
+            if not dims and len(calls) < OBSERVED_CALLS:
+                calls.append({name: tuple(tensor.shape) for name, tensor in tensors_in(arguments)})
+                return plain(*args, **kwargs)
+            compiled = torch.compile(with_own_code(plain), **compile_arguments(settings, changes=bool(dims)))
+        if settings.dynamic is Dynamic.MARK:
+            mark(arguments, dims)
         return compiled(*args, **kwargs)
 
     return forward

@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +190,32 @@ def test_by_hand_marks_wait_until_two_lengths_were_seen() -> None:
     for length in (10, 11, 8):
         model(torch.randn(length, 4))
     assert counters["stats"]["unique_graphs"] == before + 1
+
+
+def test_by_hand_marks_come_with_all_else_that_a_setting_says() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    compile_sweep.apply(model, settings="scope=full,dynamic=mark,memory_format=channels_last,backend=aot_eager")
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("lengths", "padding"), [((8, 9, 10), [False]), ((8, 8, 8, 8), [None])])
+def test_by_hand_lengths_that_change_go_without_padded_products_before_torch_2_13(
+    lengths: tuple[int, ...], padding: list[bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool | None] = []
+
+    def compile_(forward: Any, options: Mapping[str, Any] | None = None) -> Any:
+        asked.append((options or {}).get("shape_padding"))
+        return forward
+
+    for place in ("apply", "winner"):
+        monkeypatch.setattr(f"compile_sweep.script.{place}.torch_version", lambda: (2, 12))
+    monkeypatch.setattr(torch, "compile", compile_)
+    model = Net()
+    compile_sweep.apply(model, settings="scope=full,dynamic=auto")
+    for length in lengths:
+        model(torch.randn(length, 4))
+    assert asked == padding
 
 
 def test_steps_do_nothing_outside_a_sweep() -> None:
