@@ -79,7 +79,7 @@ def process_wide(settings: CompileSettings) -> None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
 
 
-def compiled_forward(settings: CompileSettings, module: nn.Module, dims: Mapping[str, tuple[int, ...]]) -> Call:
+def compiled_forward(settings: CompileSettings, module: nn.Module, dims: dict[str, tuple[int, ...]]) -> Call:
     """Returns the module's forward, compiled; `dims` are the dimensions of its arguments that change."""
     compiled: Call = _compile(with_own_code(module.forward), **compile_arguments(settings, changes=bool(dims)))
     return marked_forward(module, compiled, dims) if settings.dynamic is Dynamic.MARK and dims else compiled
@@ -89,7 +89,7 @@ def apply_to_modules(
     settings: CompileSettings,
     targets: Sequence[Target],
     block_shapes: Mapping[nn.Module, list[Shapes]],
-    compiled: Callable[[CompileSettings, nn.Module, Mapping[str, tuple[int, ...]]], Call] = compiled_forward,
+    compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call] = compiled_forward,
 ) -> None:
     """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be."""
     if settings.stance is not None:
