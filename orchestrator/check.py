@@ -12,7 +12,7 @@ if __name__ == "__main__":  # before imports that fail without the extra `run`
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,7 +152,8 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
             of_scope: list[Tried] = []
             for settings in strategies:
                 console.print(f"\n{settings.label}", style="bold")
-                of_scope.append(_try(settings, options, target, device, servers))
+                with console.status("starting") as status:  # moves on a terminal, and prints nothing elsewhere
+                    of_scope.append(_try(settings, options, target, device, servers, status.update))
                 for line in _findings(of_scope[-1], target):
                     if line not in said:
                         console.print(f"  {line}")
@@ -231,7 +232,14 @@ def _strategies(target: Target, *, pads: bool) -> list[str]:
     return ["mark", "auto", *(["static"] if pads and target.unpadded_reason is None else [])]
 
 
-def _try(settings: CompileSettings, options: Options, target: Target, device: Device, servers: Servers) -> Tried:
+def _try(
+    settings: CompileSettings,
+    options: Options,
+    target: Target,
+    device: Device,
+    servers: Servers,
+    on_phase: Callable[[str], None],
+) -> Tried:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as scratch:
         plan = plan_alone(
@@ -245,7 +253,7 @@ def _try(settings: CompileSettings, options: Options, target: Target, device: De
             protocol=SHORT,
         )
         assignment = Assignment(plan=plan, trial_id="check", settings=settings)
-        attempt = attempt_alone(assignment, servers=servers)
+        attempt = attempt_alone(assignment, lambda elapsed_s, phase: on_phase(f"{phase}, {elapsed_s:.0f} s in"), servers)
     verdict = attempt.verdict(assignment)
     reason = verdict.reason or "" if attempt.figures is None else f"{verdict.label}: {verdict.reason}"
     return Tried(

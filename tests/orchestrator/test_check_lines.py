@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from compile_sweep.schema.causes.breaks import advice_on_break
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator import check
 from orchestrator.check import Tried, _costs, _findings, _recipes
 from orchestrator.config import Device
 from orchestrator.plan.recipes import candidates
@@ -48,3 +52,21 @@ def test_advice_that_the_verdict_gives_is_not_repeated_below_it() -> None:
         lines = list(_findings(tried, target))
         assert f"graph break: {break_text}" in lines
         assert sum(line.count(str(advice)) for line in lines) == times
+
+
+def test_the_phase_that_a_trial_is_in_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def attempted(assignment: object, on_phase: Callable[[float, str], None], servers: object) -> None:
+        on_phase(12.3, "warming-up")
+        raise Ended
+
+    told: list[str] = []
+    for name, replaced in (("plan_alone", lambda *_, **__: None), ("Assignment", lambda **_: None), ("attempt_alone", attempted)):
+        monkeypatch.setattr(check, name, replaced)
+    target: Any = SimpleNamespace(size="only")
+    servers: Any = None
+    with pytest.raises(Ended):
+        check._try(CompileSettings(), check.Options(workload="mine.py:Mine"), target, Device.CPU, servers, told.append)
+    assert told == ["warming-up, 12 s in"]
