@@ -45,6 +45,7 @@ from orchestrator.storage import mirror
 from orchestrator.storage.mirror import Storage
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
+from orchestrator.view.printed import say
 from orchestrator.view.report_server import served_report
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             about = {"workload": config.workload, "size": target.size, "seed": config.seed, "has_gpu": device is Device.CUDA}
             describer.ask("first_step", **about)
             if any(_pads(setting, target) for setting in config.settings):
-                for line in describer.ask("padding", **about):
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(console, *describer.ask("padding", **about))
         config = replace(config, storage=kept.uri if kept else None)
         learned = learned_for(config, environment)
         known = (CompileSettings.parse(str(row["settings_key"])) for row in learned.records)
@@ -123,8 +123,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
     commit = None if target.folder is None else git_commit(target.folder)
     with folder.held(output):
         (folder.resume if run.resume else folder.begin)(output, config, environment, commit)
-        for line in (*record.recover(output), *record_poison(output, config)):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, *record.recover(output), *record_poison(output, config))
         if not os.environ.get("RAY_ADDRESS"):  # in a cluster, trials run on other hosts
             printed.show_warnings(console, machine_state(output, use_gpu=device is Device.CUDA).warnings())
         stages = Stages(
@@ -136,8 +135,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             learned=learned,
             tracking=tracking,
         )
-        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        serving = served_report(output, say) if run.serve else nullcontext()
+        serving = served_report(output, partial(say, console)) if run.serve else nullcontext()
         with kept.copying() if kept else nullcontext(), withdrawn_if_ended_in_order(output), serving:
             interrupted = _run(console, config, stages, output, _to_go_on(prog, command.sweep, output))
         if kept is not None:
@@ -148,13 +146,13 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
 def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> Describer:
     """Starts the process that answers questions about the workload, and says so, because it takes seconds."""
     if job:
-        console.print(f"planning a sweep of {job.given} …", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"planning a sweep of {job.given} …")
         return Describer()
     find_workload(config.workload)
     deadline_s = max(config.whole_trial_s, DEADLINE_S)
     describer = Describer(with_current_folder=is_in_users_folder(config.workload), deadline_s=deadline_s)
     describer.start()
-    console.print(f"reading workload {config.workload} …", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"reading workload {config.workload} …")
     return describer
 
 
@@ -251,16 +249,14 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
         printed.show_search(console, search.outcome(), search.complaint())
-    say = partial(console.print, markup=False, soft_wrap=True)  # a path may contain brackets
     if config.script is not None:
-        for line in findings_lines(dict(zip(trials["settings_key"], trials["findings"], strict=True))):
-            say(line)
+        say(console, *findings_lines(dict(zip(trials["settings_key"], trials["findings"], strict=True))))
     undone = stages.undone(interrupted=interrupted)
     if undone or (search is not None and stages.left()):
         printed.show_rest(console, undone, again)
     printed.show_warnings(console, stages.tracking.finish(report))
     printed.show_commands(console, _next(config, output, ended))
-    say(f"report: {report}")
+    say(console, f"report: {report}")
     return interrupted
 
 

@@ -19,6 +19,7 @@ from orchestrator.run.forked_attempt import Servers
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial import Attempt
 from orchestrator.run.trial_spec import Assignment
+from orchestrator.view.printed import say
 
 COMPILE_DEADLINE_S = 900.0
 """Seconds that the warm-up, compiles included, may take: more than in a sweep, since there is only one setting."""
@@ -103,7 +104,7 @@ def _judged(verdict: Verdict) -> str:
 def _say(console: Console, title: str, lines: Any) -> None:
     console.print(f"\n{title}", style="bold", markup=False, highlight=False)
     for line in lines:
-        console.print(f"  {redact_text(line)}" if line else "", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {redact_text(line)}" if line else "")
 
 
 BISECT_DEADLINE_S = 3600.0  # seconds that all compiles together may take
@@ -115,10 +116,9 @@ def bisect(subject: Subject, console: Console, servers: Servers) -> int:
     console.print("compiling one part at a time …", markup=False, highlight=False)
     assignment, attempt, _ = measured_alone(subject, servers, trial_deadline_s=BISECT_DEADLINE_S, bisects=True)
     if attempt.figures is None:
-        console.print(str(attempt.verdict(assignment).reason), markup=False, highlight=False, soft_wrap=True)
+        say(console, str(attempt.verdict(assignment).reason))
         return 1
-    for line in _bisect_lines(attempt.figures):
-        console.print(redact_text(line), markup=False, highlight=False, soft_wrap=True)
+    say(console, *map(redact_text, _bisect_lines(attempt.figures)))
     return 0
 
 

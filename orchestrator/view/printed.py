@@ -25,6 +25,12 @@ _AFTERWARDS = {
 }
 
 
+def say(console: Console, *lines: str, style: str | None = None) -> None:
+    """Prints lines as they are: text in brackets is no markup, and the terminal wraps."""
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def machine(environment: Environment) -> str:
     """Describes a machine's processors in a few words."""
     if environment.gpu is None:
@@ -56,13 +62,13 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
         console.print(f"{recorded} already recorded", highlight=False)
     for reason, count in Counter(excluded.reason for excluded in config.excluded).most_common():
         example = next(excluded.candidate for excluded in config.excluded if excluded.reason == reason)
-        console.print(f"excluded {count}, for example {example}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"excluded {count}, for example {example}: {reason}")
     budget = f", within a budget of {config.time_budget_s:g} s" if config.time_budget_s else ""
     confirming = ", then contended members of the front again, alone" if config.confirm and config.max_concurrent > 1 else ""
     caches = f"starts {config.caches}, artifacts in {shown(config.cache)}" if config.cache else "artifacts are not kept"
-    console.print(f"{caches}{_AFTERWARDS[config.caches]}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{caches}{_AFTERWARDS[config.caches]}")
     if config.storage:
-        console.print(f"results are copied to {shown(config.storage)}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"results are copied to {shown(config.storage)}")
     if config.placement is Placement.SPREAD:
         console.print("each trial has a host to itself", highlight=False)
     minutes = (seconds / min(config.max_concurrent, max(1, len(left))) + alone_s) / 60
@@ -88,14 +94,14 @@ def _show_search(console: Console, config: SweepConfig, num_left: int) -> None:
     ]
     aims = search.aims
     told = f", within {', '.join(map(str, search.constraints))}" if search.constraints else ""
-    for line in (
+    say(
+        console,
         f"recipe {config.recipe}: {config.workload} ({config.size}), {num_left} of {len(config.settings)} settings left to "
         "choose from",
         f"searcher {search.searcher}: {', '.join(map(str, aims.objectives))}{told}",
         f"until {' or '.join(filter(None, budgets)) or 'all have been tried'}, {_at_once(config)}, trials are "
         f"{'' if search.prune else 'not '}stopped early",
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    )
 
 
 def show_steps(console: Console, steps: Sequence[Step]) -> None:
@@ -119,9 +125,8 @@ def show_ending(
     """Prints what to do, the settings worth naming, how many trials ended how, and further remarks."""
     first, *others = sentences
     console.print()
-    console.print(first, style="bold", markup=False, highlight=False, soft_wrap=True)
-    for sentence in others:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    say(console, first, style="bold")
+    say(console, *others)
     if settings:
         console.print()
         _show_named(console, settings)
@@ -129,8 +134,7 @@ def show_ending(
     always = (Status.OK, Status.INFEASIBLE, Status.FAILED)
     ended = ", ".join(f"{counts.get(status, 0)} {status}" for status in Status if status in always or counts.get(status))
     console.print(f"trials: {ended}", highlight=False)
-    for remark in remarks:
-        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+    say(console, *remarks)
 
 
 def _show_named(console: Console, settings: Sequence[tuple[str, ...]]) -> None:
@@ -145,8 +149,7 @@ def _show_named(console: Console, settings: Sequence[tuple[str, ...]]) -> None:
     names = ("saves", "compiles in", "memory")
     for what, setting, *figures in settings:
         known = [f"{name} {figure}" for name, figure in zip(names, figures, strict=True) if figure != "—"]
-        for line in (f"{what}: {setting}", f"  {', '.join(known)}"):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{what}: {setting}", f"  {', '.join(known)}")
 
 
 def show_commands(console: Console, commands: Mapping[str, str]) -> None:
@@ -155,20 +158,18 @@ def show_commands(console: Console, commands: Mapping[str, str]) -> None:
     fits = width + max(map(len, commands), default=0) + 6 <= console.width
     console.print("next:", highlight=False)
     for purpose, command in commands.items():
-        for line in [f"  {command:{width}}  # {purpose}"] if fits else [f"  # {purpose}", f"  {command}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, *([f"  {command:{width}}  # {purpose}"] if fits else [f"  # {purpose}", f"  {command}"]))
 
 
 def show_search(console: Console, outcome: str, complaint: str | None) -> None:
     """Prints how a search ended and, if anything is wrong with its aims, what."""
-    for line in filter(None, (outcome, complaint)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, *filter(None, (outcome, complaint)))
 
 
 def show_rest(console: Console, undone: str | None, again: str) -> None:
     """Prints the command that continues, and what it would do first if that is not the search that was just described."""
     words = f"{undone or 'some settings were not tried'}; go on with: {again}"
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
+    say(console, words)
 
 
 def show_warnings(console: Console, complaints: Iterable[str]) -> None:
