@@ -17,14 +17,15 @@ import pytest
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsage, gather_artifacts, restore_artifacts
+from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
 from compile_sweep.schema.outcome import Phase, judge_measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script import numerics
+from compile_sweep.script import numerics, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import place_of, print_from_script, run_script
 from compile_sweep.script.session import Session
 from compile_sweep.script.session_results import other_batch_size
-from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial
+from compile_sweep.script.trial import BUNDLE, MORE_PERTURBED, RunFailed, ScriptTrial
 from tests.scripts.conftest import SHORT
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -331,3 +332,41 @@ def test_a_batch_size_that_a_script_does_not_follow_is_an_error(sizes: list[int]
     settings = CompileSettings.parse("batch_size=16")
     session: Any = SimpleNamespace(settings=settings, sizes=[(size, size) for size in sizes])
     assert (other_batch_size(session) is None) is is_right
+
+
+GAP = {"gap": 0.25, "tolerance": 0.21, "kind": "distance"}
+NEAR = {
+    "status": "diverges", "random": True, "worst": "parameters of conv1", "gradient_check": None, "loss": GAP | {"gap": 0.1},
+    "gradients": {}, "updates": {}, "parameters": {"conv1": GAP},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"status": "ok"}, False),
+        ({"random": False}, False),
+        ({"parameters": {"conv1": GAP | {"gap": 0.9}}}, False),
+        ({"parameters": {"conv1": GAP | {"gap": None}}}, False),
+        ({"worst": f"gradients of conv1 {ZERO_GRADIENTS}"}, False),
+        ({"gradient_check": {"outcome": "wrong"}}, False),
+    ],
+)
+def test_what_random_numbers_may_explain_is_judged_again_by_more_eager_runs(
+    changes: dict[str, Any], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    verdicts = iter([{"numerics": NEAR | changes}, {"numerics": {"status": "ok"}}])
+    monkeypatch.setattr(ScriptTrial, "_make_references", lambda self, draws, *, side_by_side, more=0: made.append(more))
+    monkeypatch.setattr(trial, "_judged", lambda *given: next(verdicts))
+    (tmp_path / "train.py").write_text("")
+    run = ScriptTrial(
+        job=ScriptJob.of("train.py", folder=str(tmp_path)),
+        settings=CompileSettings.parse("scope=full"),
+        base=tmp_path,
+        references=tmp_path,
+    )
+    found = run.judge_numbers(tmp_path, {"facts": {"draws": True}, "fits_side_by_side": True}, [])
+    assert made == ([0, MORE_PERTURBED] if expected else [0])
+    assert found["numerics"]["status"] == ("ok" if expected else (NEAR | changes)["status"])

@@ -183,7 +183,7 @@ def judge(
             status, first_bad_step, worst, remark = NumericsStatus.DIVERGES, None, gradient_check.sentence, None
         if missing := _without_gradients(compiled, references):
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
-            worst = f"gradients of {', '.join(missing)} are zero in every compared step, and in no step of eager runs"
+            worst = f"gradients of {', '.join(missing)} {ZERO_GRADIENTS}"
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -212,6 +212,9 @@ def _remark_on_buffers(out: Sequence[_Comparison]) -> str:
         f"loss, gradients and parameters agree with eager, and only running statistics do not: {worst.text}. They do not act on "
         "training. Usual cause: a forward that checkpointing runs twice counts a batch twice in eager and once compiled"
     )
+
+
+ZERO_GRADIENTS = "are zero in every compared step, and in no step of eager runs"
 
 
 def _without_gradients(compiled: Trajectory, references: References) -> list[str]:
