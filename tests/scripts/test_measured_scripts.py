@@ -179,36 +179,6 @@ def test_a_forward_that_draws_is_seen_and_data_stay_the_same_whatever_it_draws(r
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_what_a_length_costs_when_it_first_comes_is_warm_up(run: Run, folder: Path) -> None:
-    (folder / "lengths.py").write_text(
-        "import random, time, torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.layer, self.planned = torch.nn.Linear(4, 4), set()\n"
-        "    def forward(self, x):\n"
-        "        if x.shape[1] not in self.planned:\n"
-        "            self.planned.add(x.shape[1])\n"
-        "            time.sleep(0.05)\n"
-        "        return self.layer(x)\n"
-        "model = Net()\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
-        "for _ in range(4000):\n"
-        "    model(torch.randn(2, random.randint(1, 20), 4)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-    )
-    session, error = run("lengths.py", "scope=eager", min_passes=8)
-    assert error is None
-    figures = session_results.measurement(session)
-    assert session.stream is not None
-    assert session.stream.new
-    assert median(figures.step_ms) < 20
-    assert sum(step_ms > 50 for step_ms in figures.step_ms) <= 1  # but for a pause of the process
-    assert figures.compile_s > 0.4
-    assert any("shape that had not come before, and each took" in said for said in session_results.findings(session))
-
-
 def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
     (folder / "clocked.py").write_text(
         "import time, torch\n"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 
 from compile_sweep.harness.protocol import Protocol
+from compile_sweep.script import session_results
 from compile_sweep.script.clock import StepTime
 from compile_sweep.script.steady_steps import MAX_NEW_STEPS, Stream
+from tests.scripts.conftest import Run
 
 
 def _steps(*times: tuple[float, bool], samples: int = 1) -> list[StepTime]:
@@ -54,3 +58,34 @@ def test_a_script_that_ends_before_a_shape_comes_again_is_measured_with_all() ->
 def test_samples_are_those_of_the_steps_that_count() -> None:
     stream = _stream(_steps((900.0, True), samples=1), _steps((10.0, False), samples=3), _steps((10.0, False), samples=5))
     assert stream.mean_size() == (4.0, 1.0)
+
+
+@pytest.mark.slow
+def test_what_a_length_costs_when_it_first_comes_is_warm_up(run: Run, folder: Path) -> None:
+    (folder / "lengths.py").write_text(
+        "import random, time, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer, self.planned = torch.nn.Linear(4, 4), set()\n"
+        "    def forward(self, x):\n"
+        "        if x.shape[1] not in self.planned:\n"
+        "            self.planned.add(x.shape[1])\n"
+        "            time.sleep(0.05)\n"
+        "        return self.layer(x)\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for _ in range(4000):\n"
+        "    model(torch.randn(2, random.randint(1, 20), 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("lengths.py", "scope=eager", min_passes=8)
+    assert error is None
+    figures = session_results.measurement(session)
+    assert session.stream is not None
+    assert session.stream.new
+    assert median(figures.step_ms) < 20
+    assert sum(step_ms > 50 for step_ms in figures.step_ms) <= 1  # but for a pause of the process
+    assert figures.compile_s > 0.4
+    assert any("shape that had not come before, and each took" in said for said in session_results.findings(session))
