@@ -1,7 +1,7 @@
 """`--explain`, `--bisect`: run a setting in a fresh process, without Ray, and say what the compiler made of it and what helps."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,14 +56,15 @@ def explain(subject: Subject, console: Console, servers: Servers) -> int:
             "graphs that repeat others are in use; measuring again, with code for them …", markup=False, highlight=False
         )
         assignment, attempt, log = measured()
-    _say(console, "verdict", [_judged(attempt.verdict(assignment))])
+    told = [_judged(attempt.verdict(assignment))]
+    _say(console, "verdict", told)
     if attempt.figures is None:
         _say(console, "the end of its output", log.splitlines()[-_LOG_LINES:])
         return 1
     settings, facts = subject.settings, subject.workload
     sizes = KnownSizes(settings=settings, max_length=facts.max_length, batch_size=facts.batch_size)
     for section in explain_measurement(attempt.figures, settings, sizes, attempt.figures["targets"]):
-        _say(console, section.title, section.lines)
+        _say(console, section.title, _each_advice_once(section.lines, told))
     _say(console, "source", ["the setting as Python: the same command with --source in place of --explain"])
     return 0
 
@@ -99,6 +100,14 @@ def measured_alone(
 
 def _judged(verdict: Verdict) -> str:
     return str(verdict.status) if verdict.label is None else f"{verdict.status} ({verdict.label}): {verdict.reason}"
+
+
+def _each_advice_once(lines: Sequence[str], told: list[str]) -> Iterator[str]:
+    """Yields the lines, and a short one for advice that is in what was told before; what is new is added to that."""
+    for line in lines:
+        advice = line.removeprefix("  → ")
+        yield "  → as above" if advice != line and any(advice in earlier for earlier in told) else line
+        told.append(line)
 
 
 def _say(console: Console, title: str, lines: Any) -> None:

@@ -39,3 +39,10 @@ def test_graphs_without_code_that_are_timed_are_measured_again(
     assert explain.explain(SimpleNamespace(settings=None, workload=facts), console, None) == 0  # type: ignore[arg-type]
     assert spared == measured
     assert ("measuring again, with code for them" in console.export_text()) == (len(measured) > 1)
+
+
+def test_advice_that_the_verdict_gave_is_not_given_again() -> None:
+    told = ["infeasible (recompile-limit): stopped; keep it in a buffer"]
+    first = list(explain._each_advice_once(["forward hit its limit", "  → keep it in a buffer", "  → print less"], told))
+    assert first == ["forward hit its limit", "  → as above", "  → print less"]
+    assert list(explain._each_advice_once(["a print", "  → print less"], told)) == ["a print", "  → as above"]
