@@ -116,12 +116,14 @@ class Stream:
         return steady.relative_width(self.window) <= self.protocol.limits(self.device).target_width
 
     def take(self, times: Sequence[StepTime], *, are_last: bool = False) -> None:
-        """Adds consecutive steps; all workers must call this alike."""
-        new = largest_everywhere([int(one.is_new) for one in times], self.device)
+        """Adds consecutive steps; all workers must call this alike, except for the last time, when a script ended by itself."""
+        new = [int(one.is_new) for one in times]
+        new = new if are_last else largest_everywhere(new, self.device)
         self.taken += [replace(one, is_new=bool(is_new)) for one, is_new in zip(times, new, strict=True)]
         is_late = are_last or len(self.taken) >= MAX_NEW_STEPS or time.monotonic() - self._began >= MAX_NEW_S
         hardly_ever_again = len(self._uninterrupted) - len(self.new) < LEAST_SEEN * len(self._uninterrupted)
-        self.keeps_new = agreed(not self.extra_ms or (is_late and hardly_ever_again), self.device)
+        keeps_new = not self.extra_ms or (is_late and hardly_ever_again)
+        self.keeps_new = keeps_new if are_last else agreed(keeps_new, self.device)
         counted = self.times
         whole = len(counted) // self.pass_steps * self.pass_steps
         compute = [one.compute_ms for one in counted[:whole]]
