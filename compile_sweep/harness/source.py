@@ -378,14 +378,17 @@ def _update(settings: CompileSettings, facts: Facts) -> str:
     return "optimizer.step"
 
 
-def fixes_sizes(dynamic: Dynamic | None, torch_version: tuple[int, int], *, changes: bool) -> bool:
-    """Tells whether Inductor's padding of matrix products would fix sizes that change.
+def fixes_sizes(
+    settings: CompileSettings, torch_version: tuple[int, int], *, changes: bool, dynamic: Dynamic | None = None
+) -> bool:
+    """Tells whether Inductor's padding of matrix products would fix sizes that change, under the settings' `dynamic` or this.
 
     Before torch 2.13 it compares them with other sizes of the product (docs/log.md). A marked size is then an error, and another
     one is compiled anew at each length.
     """
+    dynamic = dynamic or settings.dynamic
     is_dynamic = dynamic is Dynamic.MARK or (changes and dynamic in (Dynamic.AUTO, Dynamic.TRUE))
-    return is_dynamic and torch_version < (2, 13)
+    return is_dynamic and settings.backend is None and torch_version < (2, 13)
 
 
 def _arguments(
@@ -399,7 +402,7 @@ def _arguments(
     mode, dynamic = mode or settings.mode, dynamic or settings.dynamic
     fullgraph = settings.fullgraph if fullgraph is None else fullgraph
     options: dict[str, Any] = settings.inductor_options
-    if fixes_sizes(dynamic, facts.torch_version, changes=not facts.one_shape):
+    if fixes_sizes(settings, facts.torch_version, changes=not facts.one_shape, dynamic=dynamic):
         options.setdefault("shape_padding", False)
     argument = _DYNAMIC_ARGUMENT.get(dynamic) if dynamic else None
     words = []

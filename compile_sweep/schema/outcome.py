@@ -352,7 +352,7 @@ def _judge_silence(death: Death) -> Verdict:
     in_time, said = death.elapsed_s < death.trial_deadline_s, _died_early(death.startup_error)
     if death.phase == Phase.WARMING_UP and (death.in_phase_s >= death.compile_deadline_s or (death.timed_out and in_time)):
         late = f"still compiling or warming up after {death.compile_deadline_s:g} s; killed by the deadline"
-        if (again := death.recompiles) and len(again) > _USUAL_RECOMPILES:
+        if len(again := death.recompiles) > _USUAL_RECOMPILES:
             late += f"; torch had compiled {len(again)} times anew, lately {_sentence(again[-1])}"
             late += f"; {advice_on_limit(again[-1], again)}"
         return verdict_of(Label.COMPILE_DEADLINE, late)

@@ -41,7 +41,7 @@ def compile_arguments(settings: CompileSettings, dynamic: Dynamic | None = None,
     options: dict[str, Any] = dict(settings.options or ())
     if settings.shape_padding is not None:
         options["shape_padding"] = settings.shape_padding
-    elif fixes_sizes(strategy, torch_version(), changes=changes) and settings.backend is None:
+    elif fixes_sizes(settings, torch_version(), changes=changes, dynamic=strategy):
         options["shape_padding"] = False
     found: dict[str, Any] = {}
     if settings.fullgraph:
@@ -79,9 +79,11 @@ def process_wide(settings: CompileSettings) -> None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
 
 
-def compiled_forward(settings: CompileSettings, module: nn.Module, dims: dict[str, tuple[int, ...]]) -> Call:
-    """Returns the module's forward, compiled; `dims` are the dimensions of its arguments that change."""
-    compiled: Call = _compile(with_own_code(module.forward), **compile_arguments(settings, changes=bool(dims)))
+def compiled_forward(
+    settings: CompileSettings, module: nn.Module, dims: dict[str, tuple[int, ...]], forward: Call | None = None
+) -> Call:
+    """Returns the module's forward, or this one, compiled; `dims` are the dimensions of its arguments that change."""
+    compiled: Call = _compile(with_own_code(forward or module.forward), **compile_arguments(settings, changes=bool(dims)))
     return marked_forward(module, compiled, dims) if settings.dynamic is Dynamic.MARK and dims else compiled
 
 
@@ -254,27 +256,24 @@ def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimize
         if settings.as_written:
             continue
         if settings.memory_format is not None:
-            # Gives state and gradients the strides of their weights, which were reordered since: fused kernels refuse others.
-            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-                state = optimizer.state.get(weight, {})
-                for name, value in state.items():
-                    if isinstance(value, Tensor) and value.shape == weight.shape:
-                        state[name] = _laid_out(value, weight)
-                if weight.grad is not None:
-                    weight.grad = _laid_out(weight.grad, weight)
+            _lay_out_state(optimizer)
         if settings.optimizer in COMPILED_OPTIMIZERS:
             _compile_step(optimizer, settings, is_only=len(optimizers) == 1)
         elif settings.optimizer is OptimizerKind.FUSED:
             if not _make_fused(optimizer):
                 missed.append(f"{type(optimizer).__name__} has no fused implementation here and runs as the script has it")
         else:
-            # Removes a fused implementation; otherwise keeps torch's choice, which on a GPU is foreach.
-            for group in optimizer.param_groups:
-                if group.get("fused"):
-                    group["fused"], group["foreach"] = False, True
-            if hasattr(optimizer, "_step_supports_amp_scaling"):
-                optimizer._step_supports_amp_scaling = False
+            _make_foreach(optimizer)
     return missed
+
+
+def _make_foreach(optimizer: Optimizer) -> None:
+    """Removes a fused implementation; otherwise keeps torch's choice, which on a GPU is foreach."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"], group["foreach"] = False, True
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = False
 
 
 def _make_fused(optimizer: Optimizer) -> bool:
@@ -292,6 +291,17 @@ def _make_fused(optimizer: Optimizer) -> bool:
         if isinstance(step := state.get("step"), Tensor):
             state["step"] = step.to(device=one.device, dtype=torch.float32)
     return True
+
+
+def _lay_out_state(optimizer: Optimizer) -> None:
+    """Gives state and gradients the strides of their weights, which were reordered since: fused kernels refuse others."""
+    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+        state = optimizer.state.get(weight, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                state[name] = _laid_out(value, weight)
+        if weight.grad is not None:
+            weight.grad = _laid_out(weight.grad, weight)
 
 
 def _laid_out(tensor: Tensor, weight: Tensor) -> Tensor:

@@ -85,10 +85,13 @@ class Stream:
     @property
     def extra_ms(self) -> float:
         """Milliseconds that a step with a new shape takes longer; 0 if that is within what steps vary by."""
+        new = [one.compute_ms for one in self.new]
+        if not new:
+            return 0.0
         seen = [one.compute_ms for one in self._uninterrupted if not one.is_new]
-        if not self.new or not seen:
-            return math.inf if self.new else 0.0
-        new_ms, typical_ms = statistics.fmean(one.compute_ms for one in self.new), statistics.median(seen)
+        if not seen:
+            return math.inf
+        new_ms, typical_ms = statistics.fmean(new), statistics.median(seen)
         return new_ms - typical_ms if new_ms > SLOWER * typical_ms else 0.0
 
     @property
@@ -108,7 +111,8 @@ class Stream:
     @property
     def wait_share(self) -> float:
         """Fraction of the time that was waiting for data."""
-        return sum(one.wait_ms for one in self.times) / sum(one.ms for one in self.times)
+        counted = self.times
+        return sum(one.wait_ms for one in counted) / sum(one.ms for one in counted)
 
     @property
     def is_stable(self) -> bool:
@@ -121,7 +125,8 @@ class Stream:
         new = new if are_last else largest_everywhere(new, self.device)
         self.taken += [replace(one, is_new=bool(is_new)) for one, is_new in zip(times, new, strict=True)]
         is_late = are_last or len(self.taken) >= MAX_NEW_STEPS or time.monotonic() - self._began >= MAX_NEW_S
-        hardly_ever_again = len(self._uninterrupted) - len(self.new) < LEAST_SEEN * len(self._uninterrupted)
+        uninterrupted = self._uninterrupted
+        hardly_ever_again = sum(not one.is_new for one in uninterrupted) < LEAST_SEEN * len(uninterrupted)
         keeps_new = not self.extra_ms or (is_late and hardly_ever_again)
         self.keeps_new = keeps_new if are_last else agreed(keeps_new, self.device)
         counted = self.times

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import MethodType
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from compile_sweep.contract.inspect_model import tensors_in
 from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.harness.source import fixes_sizes
-from compile_sweep.harness.source_runtime import mark, with_own_code
 from compile_sweep.schema import record as records
 from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.outcome import Status
@@ -31,7 +30,6 @@ from compile_sweep.script.apply import (
     apply_to_losses,
     apply_to_modules,
     apply_to_optimizers,
-    compile_arguments,
     compiled_forward,
     process_wide,
 )
@@ -157,7 +155,7 @@ def apply(
     if chosen.needs_blocks and not target.blocks:
         warnings.warn(f"{target.name} has no repeated blocks for {chosen.label!r}, and runs eagerly", stacklevel=2)
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
-    waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen.dynamic, torch_version(), changes=True)
+    waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
     apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward)
     names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
@@ -171,20 +169,19 @@ def _changed(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> tupl
 
 def _compiled_once_known(settings: CompileSettings, module: nn.Module, _dims: object) -> Callable[..., Any]:
     """Returns a forward that is compiled once it is known what changes: after two lengths, or some calls of one shape."""
-    plain, signature = module.forward, inspect.signature(module.forward)
+    plain, signature = module.forward, inspect.signature(MethodType(type(module).forward, module))
     calls: list[Shapes] = []
     compiled: Callable[..., Any] | None = None
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal compiled
-        arguments, dims = signature.bind(*args, **kwargs).arguments, changing(calls)
         if compiled is None:
+            dims = changing(calls)
             if not dims and len(calls) < OBSERVED_CALLS:
+                arguments = signature.bind(*args, **kwargs).arguments
                 calls.append({name: tuple(tensor.shape) for name, tensor in tensors_in(arguments)})
                 return plain(*args, **kwargs)
-            compiled = torch.compile(with_own_code(plain), **compile_arguments(settings, changes=bool(dims)))
-        if settings.dynamic is Dynamic.MARK:
-            mark(arguments, dims)
+            compiled = compiled_forward(settings, module, dims, plain)
         return compiled(*args, **kwargs)
 
     return forward

@@ -15,7 +15,6 @@ import torch
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source import Facts, fixes_sizes, to_source
-from compile_sweep.schema.choices import Dynamic
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from workloads.captioning import Captioning
@@ -159,8 +158,13 @@ def test_dynamic_sizes_before_torch_2_13_go_without_padded_matrix_products(dynam
 
 
 def test_one_shape_keeps_padded_matrix_products() -> None:
-    assert fixes_sizes(Dynamic.AUTO, (2, 12), changes=True)
-    assert not fixes_sizes(Dynamic.AUTO, (2, 12), changes=False)
+    auto = CompileSettings.parse("scope=full,dynamic=auto")
+    assert fixes_sizes(auto, (2, 12), changes=True)
+    assert not fixes_sizes(auto, (2, 12), changes=False)
+
+
+def test_other_back_ends_are_given_no_option_of_inductor() -> None:
+    assert "shape_padding" not in source_of("scope=full,dynamic=auto,backend=aot_eager", torch_version=(2, 12))
 
 
 def test_max_autotune_before_torch_2_13_shares_the_workers_assembler() -> None:

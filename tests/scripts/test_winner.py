@@ -210,7 +210,7 @@ def test_by_hand_lengths_that_change_go_without_padded_products_before_torch_2_1
 
     for place in ("apply", "winner"):
         monkeypatch.setattr(f"compile_sweep.script.{place}.torch_version", lambda: (2, 12))
-    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr("compile_sweep.script.apply._compile", compile_)
     model = Net()
     compile_sweep.apply(model, settings="scope=full,dynamic=auto")
     for length in lengths:
