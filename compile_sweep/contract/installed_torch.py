@@ -88,7 +88,6 @@ def _type_name(kind: Any) -> str:
 
 def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -> None:
     """Refuses names that the installed torch does not know, and values that its options do not accept, and suggests others."""
-    # Refuses arguments that the installed `DistributedDataParallel` does not have.
     if settings.ddp is not None and settings.ddp.batched_grad_copy and "batched_grad_copy" not in installed.ddp_arguments():
         raise SettingsError(f"ddp.batched_grad_copy is there from torch 2.12 on, and this is {version('torch')}; leave it out")
     modes = {settings.mode, *(part.mode for _, part in settings.parts or ())}
@@ -97,13 +96,7 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
     if settings.options:
         known, where = installed.inductor_options(), "torch._inductor.list_options() names them"
         _refuse_unknown_options("inductor", settings.options, known, "Inductor has no option", where)
-        # Refuses back-ends for max-autotune that do not exist.
-        for name, value in settings.inductor_options.items():
-            if not is_backend_list(name):
-                continue
-            for backend in str(value).upper().replace(" ", "").split(","):
-                if backend not in _TUNED_BACKENDS:
-                    raise SettingsError(f"inductor.{name} has no back-end {backend!r}; {suggest(backend, _TUNED_BACKENDS)}")
+        _refuse_tuned_backends(settings)
     for field, module in CONFIG_MODULES.items():
         if written := getattr(settings, field):
             _refuse_unknown_options(
@@ -116,6 +109,16 @@ def refuse_unknown_names(settings: CompileSettings, installed: InstalledTorch) -
 
 _TUNED_BACKENDS = ("ATEN", "TRITON", "CUTLASS", "CUTEDSL", "NVGEMM", "FLYDSL", "CK", "CKTILE", "CPP")
 """Back-ends that max-autotune can choose from, of torch 2.11 to 2.15, which ignores all other names without a word."""
+
+
+def _refuse_tuned_backends(settings: CompileSettings) -> None:
+    """Refuses back-ends for max-autotune that do not exist."""
+    for name, value in settings.inductor_options.items():
+        if not is_backend_list(name):
+            continue
+        for backend in str(value).upper().replace(" ", "").split(","):
+            if backend not in _TUNED_BACKENDS:
+                raise SettingsError(f"inductor.{name} has no back-end {backend!r}; {suggest(backend, _TUNED_BACKENDS)}")
 
 
 def _refuse_unknown_options(

@@ -443,6 +443,16 @@ def _fork() -> int:
         return os.fork()
 
 
+def _show_marker(marker: str) -> None:
+    """Writes the marker into the environment that the kernel shows of this process, which is the one the server started with."""
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    place = find(ATTEMPT_MARKER.encode())
+    value = marker.encode() + b"\0"
+    if place and len(value) <= _MARKER_CHARS:
+        ctypes.memmove(place, value, len(value))
+
+
 def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn:
     """Turns this forked process into a trial's and runs it to its end."""
     from orchestrator.run import worker
@@ -453,13 +463,7 @@ def _become_trial(order: Order, cpus: tuple[int, ...], answers: int) -> NoReturn
         die_with(server)
         os.close(answers)
         empty_stdin()
-        # Writes the marker into the environment that the kernel shows of this process, which is the one the server started with.
-        find = ctypes.CDLL(None).getenv
-        find.restype = ctypes.c_void_p
-        place = find(ATTEMPT_MARKER.encode())
-        value = order.marker.encode() + b"\0"
-        if place and len(value) <= _MARKER_CHARS:
-            ctypes.memmove(place, value, len(value))
+        _show_marker(order.marker)
         if order.script_run is not None:  # what it is given is all that it sees, like a fresh process
             for name in os.environ.keys() - order.environment.keys():
                 del os.environ[name]

@@ -106,14 +106,7 @@ class _ScriptCheck:
             return 1
         if isinstance(as_written, _Run):
             self._compiled(has_blocks=as_written.outcome["has_blocks"])
-            self.console.print("\na sweep", style="bold")
-            target = Target.of(SCRIPT_FACTS, has_gpu=self.device is Device.CUDA)
-            settings = with_baseline(choose(RECIPES["quickstart"](target), target)).settings
-            minutes = sum(expected_s(one, target, self.done) for one in (*settings, settings[0])) / 60
-            usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
-            self._say(f"quickstart: {len(settings)} settings, then the script as it is again, about {minutes:.0f} min{usual}")
-            words = ["python", "-m", "orchestrator.sweep", "quickstart", "--script", self.job.shown]
-            self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
+            self._say_costs()
         else:
             self._say_unknown("breaks, and what a sweep would cost")
             self.is_well = False
@@ -259,6 +252,16 @@ class _ScriptCheck:
 
     def _say_unknown(self, what: str) -> None:
         self._say(f"not known: {what}; {self.budget.used_up}")
+
+    def _say_costs(self) -> None:
+        self.console.print("\na sweep", style="bold")
+        target = Target.of(SCRIPT_FACTS, has_gpu=self.device is Device.CUDA)
+        settings = with_baseline(choose(RECIPES["quickstart"](target), target)).settings
+        minutes = sum(expected_s(one, target, self.done) for one in (*settings, settings[0])) / 60
+        usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
+        self._say(f"quickstart: {len(settings)} settings, then the script as it is again, about {minutes:.0f} min{usual}")
+        words = ["python", "-m", "orchestrator.sweep", "quickstart", "--script", self.job.shown]
+        self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
 
     def _say(self, line: str) -> None:
         """Prints a line below a heading; on a terminal, what is too long goes on further in."""

@@ -284,11 +284,7 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     if cause is not None and cause.name == "list or dictionary that grows" and is_once:
         return _NAMED["made in the first forward"]
     if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
-        # The cause of recompiles for something that was None at first, from its later values.
-        values = series.values[1:]
-        if len(values) > 1 and all(value.startswith(("(", "[", "{")) for value in values):
-            return _NAMED["list or dictionary that grows"]
-        return cause_of_guard(f"value == {values[0]}")
+        return _cause_of_values(series.values[1:])
     if cause is None or cause.name != "module's counter":
         return cause
     numbers = [int(value) for value in series.values]
@@ -311,6 +307,13 @@ def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | N
     assigns = re.search(rf"^  code: (.*[ ;])?{guarded[1]} = ", at, re.MULTILINE)
     cause = cause_of_break(at) if at and (guarded[1].startswith("___") or assigns) else None
     return None if cause is None or cause.name in ("value of a tensor", "output of unknown size") else cause
+
+
+def _cause_of_values(values: Sequence[str]) -> Cause | None:
+    """Returns the cause of recompiles for something that was None at first, from its later values."""
+    if len(values) > 1 and all(value.startswith(("(", "[", "{")) for value in values):
+        return _NAMED["list or dictionary that grows"]
+    return cause_of_guard(f"value == {values[0]}")
 
 
 def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
