@@ -110,6 +110,20 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
     },
     "convnext_script": _OF_IMAGES,
     "unet_script": _OF_IMAGES,
+    "unet3d_script": _OF_IMAGES,
+    "trainer_script": {
+        "eager": {},
+        "eager, fused": {"words": ["--fused"]},
+        "compiled, fused": {"words": ["--compile", "--fused"]},
+        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+    },
+    "tabular_script": {
+        "eager": {},
+        "eager, fused": {"words": ["--fused"]},
+        "compiled, fused": {"words": ["--compile", "--fused"]},
+        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+        "CUDA graphs, compiled optimizer": {"words": ["--compile", "--mode", "reduce-overhead", "--compile-step"]},
+    },
     "bert_script": {
         "eager": {},
         "eager, fused": {"words": ["--fused"]},
@@ -134,6 +148,13 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "convnext_script": (128, 2, {"width": 8, "depth": 1, "pixels": 64, "batch": 2, "classes": 5, "steps": 9}),
     "llama_script": (16, 4, _TINY_LANGUAGE),
     "unet_script": (64, 2, {"width": 16, "pixels": 16, "batch": 2, "steps": 9}),
+    "unet3d_script": (2, 2, {"width": 4, "levels": 3, "voxels": 16, "batch": 2, "steps": 9}),
+    "trainer_script": (
+        64,
+        2,
+        {"layers": 2, "heads": 2, "width": 32, "pixels": 32, "batch": 2, "classes": 5, "steps": 9},
+    ),
+    "tabular_script": (2048, 16, {"categories": 3, "entries": 20, "width": 4, "batch": 16, "steps": 9}),
     "bert_script": (32, 2, _TINY_LANGUAGE),
 }
 """Samples of a step of each script beside this file, those with a tiny model, and the words for that."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.installed_torch import config_module, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation
@@ -134,31 +135,50 @@ def compilable(targets: Sequence[Target]) -> list[Target]:
 
 
 def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
-    """Copies gradients that are kept for a later backward out of the memory of CUDA graphs, whenever a target is called.
+    """Copies gradients that are kept for a later backward out of the memory of CUDA graphs, before a target is called.
 
     A graph's gradients become those of the parameters without a copy, and the next call of the graph overwrites them. Scripts
-    that accumulate gradients, or zero them in place, need them longer.
+    that accumulate gradients, or zero them late or in place, need them longer.
     """
     if not settings.claims_cudagraphs:
         return
-    parameters = [parameter for target in targets for parameter in target.module.parameters()]
+    keeper = _GradientKeeper([parameter for target in targets for parameter in target.module.parameters()])
+    register_optimizer_step_post_hook(keeper.after_step)
+    for target in targets:
+        held = vars(target.module)
+        held["_compiled_call_impl"] = keeper.before(held.get("_compiled_call_impl") or target.module._call_impl)
 
-    def guarded(call: Call) -> Call:
+
+class _GradientKeeper:
+    """Copies gradients before each call; where they outlast an optimizer's step, at the end of the next steps instead.
+
+    After a step has been launched the GPU is busy for a while. Before a call it may wait, if the script waited for it in between.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.stepped = self.outlasts = False
+
+    def after_step(self, *_: Any) -> None:
+        if self.outlasts:
+            _copy_gradients(self.parameters)
+        self.stepped = True
+
+    def before(self, call: Call) -> Call:
         def guarded_call(*args: Any, **kwargs: Any) -> Any:
-            _copy_gradients(parameters)
+            copied = _copy_gradients(self.parameters)
+            self.outlasts |= copied and self.stepped
+            self.stepped = False
             return call(*args, **kwargs)
 
         return guarded_call
-
-    for target in targets:
-        held = vars(target.module)
-        held["_compiled_call_impl"] = guarded(held.get("_compiled_call_impl") or target.module._call_impl)
 
 
 _OUTSIDE_GRAPHS = "_is_outside_graphs"
 
 
-def _copy_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def _copy_gradients(parameters: Iterable[nn.Parameter]) -> bool:
+    """Copies the gradients that may be in the memory of a graph; returns whether there were any."""
     held = [(one, one.grad) for one in parameters if one.grad is not None and not hasattr(one.grad, _OUTSIDE_GRAPHS)]
     held = [(one, gradient) for one, gradient in held if gradient.layout is torch.strided]  # others are made outside of graphs
     copies = [torch.empty_like(gradient) for _, gradient in held]
@@ -167,6 +187,7 @@ def _copy_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for (parameter, _), copied in zip(held, copies, strict=True):
         setattr(copied, _OUTSIDE_GRAPHS, True)
         parameter.grad = copied
+    return bool(held)
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:

@@ -69,6 +69,25 @@ def test_a_script_that_accumulates_gradients_keeps_them_when_graphs_run_again(se
         model.zero_grad(set_to_none=set_to_none)
 
 
+@pytest.mark.parametrize("zeroed_late", [True, False])
+def test_gradients_that_outlast_a_step_are_copied_while_the_gpu_is_busy_with_it(zeroed_late: bool) -> None:
+    model = Graphed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before_graphs(GRAPHS, [Target(called=model, module=model, name="Graphed")])
+    after_steps: list[bool] = []
+    for _ in range(3):
+        outputs = model(torch.rand(4, 3))
+        if zeroed_late:
+            optimizer.zero_grad()
+        outputs.sum().backward()
+        optimizer.step()
+        assert model.weight.grad is not None
+        after_steps.append(model.weight.grad.data_ptr() != model.memory.data_ptr())
+        if not zeroed_late:
+            optimizer.zero_grad()
+    assert after_steps == ([False, True, True] if zeroed_late else [False] * 3)
+
+
 def test_gradients_of_a_script_without_graphs_are_left_where_they_are() -> None:
     model = nn.Linear(3, 2)
     before_graphs(CompileSettings.parse("scope=full"), [Target(called=model, module=model, name="Linear")])
