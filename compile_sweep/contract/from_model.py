@@ -10,6 +10,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 from weakref import ref
@@ -28,9 +29,11 @@ from compile_sweep.contract.inspect_model import (
     find_reused_modules,
     first_forward_changes,
     initialize_lazy_weights,
+    lengths_if_rows_are_samples,
     lengths_if_samples_are_second,
     preferred_memory_format,
     repeated_blocks,
+    rows_are_samples,
     samples_are_second,
     without_smaller_last,
 )
@@ -228,6 +231,10 @@ class ModelWorkload(Workload):
             if samples_are_second(self.build_model(), min(batches, key=self.length_of)):
                 self._remarks[0].append("the first dimension is the length: samples can change places along the second")
                 return self._changes
+        if told is None and self.trains and (of_rows := lengths_if_rows_are_samples(batches)) is not None:
+            self._changes = find_batch_changes(batches, of_rows)
+            if rows_are_samples(self.build_model(), batches[0]):
+                return replace(self._changes, samples=len(batches[0]))
         return find_batch_changes(batches, told)
 
     def build_model(self) -> nn.Module:
@@ -380,8 +387,7 @@ class ModelWorkload(Workload):
 
     def _different_batches(self) -> list[dict[str, Tensor]]:
         """Returns a few batches that differ in length and in whether they contain padding: a library may drop a mask of ones."""
-        by_length = {self._sizes(raw): raw for raw in sorted(self.raw_batches(0), key=self._sizes)}
-        different = list(by_length.values())
+        different = list({self._sizes(raw): raw for raw in sorted(self.raw_batches(0), key=self._sizes)}.values())
         if self.pads:
             # Avoid a length equal to the number of samples.
             able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
@@ -521,16 +527,14 @@ class ModelWorkload(Workload):
         tokens = min(length, self.length_of(raw))
         if not any(0 in dims for dims in self._changes.length.values()) or self._samples_are_second:
             tokens *= self.batch_size
-        mask = raw.get("attention_mask")
-        if mask is not None and mask.dim() == 2:
+        if (mask := raw.get("attention_mask")) is not None and mask.dim() == 2:
             tokens = int(mask[:, :length].sum())
         return Batch(inputs=inputs, length=length, samples=self.batch_size, tokens=tokens)
 
     @property
     def _samples_are_second(self) -> bool:
         """Tells whether the first dimension of every tensor is the length, as in (time, batch)."""
-        first = self.raw_batches(0)[0]
-        return all(0 in self._changes.length.get(name, ()) for name, tensor in first.items() if tensor.dim())
+        return all(0 in self._changes.length.get(name, ()) for name, tensor in self.raw_batches(0)[0].items() if tensor.dim())
 
     def padded_to(self, raw: Mapping[str, Tensor], length: int, policy: ShapePolicy | None = None) -> dict[str, Tensor]:
         """Returns the batch padded to this length. Cuts nothing, and pads nothing if batches are used without padding.

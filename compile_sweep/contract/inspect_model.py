@@ -256,7 +256,7 @@ def find_batch_changes(
     lengths = [max(batch[name].size(dim) for name, dim in main) for batch in batches] if main else [1] * len(batches)
     changing = {place for group in together.values() for place in group}
     ragged = _why_ragged(changing, dims, others, told=length is not None)
-    samples = _samples(first, changing | {*main})
+    samples = max(map(_rows_of_list, batches)) or _samples(first, changing | {*main})
     return BatchChanges(length=dims, lengths=lengths, others=others, samples=samples, ragged=ragged)
 
 
@@ -265,7 +265,7 @@ def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]])
 
     In a batch of lists, such as one of images and one of their boxes, it is the number of members.
     """
-    if members := _rows_of_list(first) or _members_of_lists(first, changing):
+    if members := _members_of_lists(first, changing):
         return members
     steady = {name: tensor.size(0) for name, tensor in first.items() if tensor.dim() and (name, 0) not in changing}
     if any(dim == 0 for _, dim in changing):  # a graph: its edges have a row of sources and one of targets
@@ -291,21 +291,47 @@ def lengths_if_samples_are_second(batches: Sequence[Mapping[str, Tensor]]) -> di
 
 
 def samples_are_second(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
-    """Tells whether the loss stays the same where the second dimension of all tensors is reversed, but not the first.
+    """Tells whether the second dimension of all tensors counts samples, and not the first."""
+
+    def flipped(*dims: int) -> dict[str, Tensor]:
+        return {name: tensor.flip(dims) for name, tensor in batch.items()}
+
+    return _is_an_order_of_samples(model, batch, flipped(1), flipped(0))
+
+
+def lengths_if_rows_are_samples(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, tuple[int, ...]] | None:
+    """Returns the length of plain lists of equal tensors, if they are rows, not columns; None for batches of another form."""
+    for batch in batches:
+        shapes = {(tensor.dtype, tensor.shape) for tensor in batch.values()}
+        if len(batch) <= 2 or not all(map(str.isdigit, batch)) or len(shapes) > 1 or not batch["0"].dim():
+            return None
+    return dict.fromkeys(batches[0], (0,)) if len({batch["0"].shape for batch in batches}) > 1 else {}
+
+
+def rows_are_samples(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    """Tells whether each tensor of a plain list of equal ones is a sample, and not a number for each sample."""
+    reordered = dict(zip(batch, reversed(batch.values()), strict=True))
+    return _is_an_order_of_samples(model, batch, reordered, {name: tensor.flip(0) for name, tensor in batch.items()})
+
+
+def _is_an_order_of_samples(
+    model: nn.Module, batch: Mapping[str, Tensor], reordered: Mapping[str, Tensor], other: Mapping[str, Tensor]
+) -> bool:
+    """Tells whether the loss is the same of a reordered batch, and not of one that is reordered in another way.
 
     The order of samples changes no loss, and that of tokens or frames does. The model is put into evaluation mode.
     """
     model.eval()
 
-    def loss(*reversed_dims: int) -> float:
+    def loss(inputs: Mapping[str, Tensor]) -> float:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            return float(model(**{name: tensor.flip(reversed_dims) for name, tensor in batch.items()}))
+            return float(model(**inputs).detach())
 
     try:
-        as_it_is, first, second = loss(), loss(0), loss(1)
+        as_it_is, as_samples, otherwise = loss(batch), loss(reordered), loss(other)
     except Exception:  # a user's functions may raise anything; the first step says what is wrong
         return False
-    return abs(second - as_it_is) <= 1e-5 * abs(as_it_is) < abs(first - as_it_is)
+    return abs(as_samples - as_it_is) <= 1e-5 * abs(as_it_is) < abs(otherwise - as_it_is)
 
 
 def _rows_of_list(first: Mapping[str, Tensor]) -> int:

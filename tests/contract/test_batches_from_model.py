@@ -347,6 +347,26 @@ def test_rows_of_several_lengths_in_a_plain_list_are_the_samples() -> None:
     pair = [flatten((torch.zeros(6 + number), torch.zeros(4 + number)))[0] for number in range(3)]
     columns = flatten([torch.zeros(6)] * 3)[0]
     assert [find_batch_changes(batches).samples for batches in (rows, pair, [columns, columns])] == [8, 1, 6]
+    assert find_batch_changes([columns, flatten([torch.zeros(5), torch.zeros(6), torch.zeros(6)])[0]]).samples == 3
+
+
+def test_equal_rows_in_a_plain_list_are_the_samples_and_columns_are_not() -> None:
+    def of_rows(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        scale = torch.arange(batch[0].size(0))
+        return (model(torch.stack(batch)[..., None])[..., 0] * scale).square().mean()
+
+    def of_columns(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        return (model(torch.stack(batch, 1)[..., None])[..., 0] * torch.arange(len(batch))).square().mean()
+
+    def found(loss: Any, size: Callable[[int], int]) -> Any:
+        workload = WorkloadFromModel(
+            lambda: nn.Linear(1, 1), lambda number: [torch.randn(size(number)) for _ in range(4)], loss
+        )()
+        return workload.batch_size, workload.min_length, workload.max_length, workload.unpadded_reason is None
+
+    assert found(of_rows, lambda number: 5) == (4, 1, 1, True)
+    assert found(of_rows, lambda number: 5 + number % 3) == (4, 5, 7, False)
+    assert found(of_columns, lambda number: 6) == (6, 1, 1, True)
 
 
 def test_a_first_dimension_that_is_told_to_be_the_length_does_not_count_samples_even_if_it_is_always_the_same() -> None:

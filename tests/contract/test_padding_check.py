@@ -196,6 +196,31 @@ def test_a_mask_decides_whether_padding_is_seen_and_dropout_does_not(masks: bool
         check_padding(workload, CPU)
 
 
+def test_a_batch_whose_mask_is_unlike_the_shortest_ones_is_compared_too() -> None:
+    class Net(Pooled):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            self.masks = bool(mask[0, :5].all())
+            return super().forward(x, mask)
+
+    def batches(number: int) -> dict[str, Tensor]:
+        mask = torch.ones(3, LENGTHS[number], dtype=torch.long)
+        mask[0, 3:5] = int(number != 3)
+        return {"x": torch.randn(3, LENGTHS[number], 4), "mask": mask}
+
+    with pytest.raises(WorkloadError, match="changes what this workload trains on: batch 3, padded from length 7 to 12"):
+        check_padding(made(lambda: Net(masks=True), batches, mean_square), CPU)
+
+
+def test_a_batch_of_middle_length_is_compared_where_masks_are_alike() -> None:
+    class Net(Pooled):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            self.masks = int(mask[0].sum()) == LENGTHS[1]
+            return super().forward(x, mask)
+
+    with pytest.raises(WorkloadError, match="batch 2, padded from length 9 to 12"):
+        check_padding(made(lambda: Net(masks=True), images, mean_square), CPU)
+
+
 def test_who_says_what_to_pad_with_has_decided() -> None:
     check_padding(made(lambda: Pooled(masks=False), images, mean_square, pad_with={"x": 0, "mask": 0}), CPU)
 
