@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -113,6 +114,8 @@ def rerun(
     trial: pd.Series, script: str, *, timeout_s: float | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Rerun:
     """Runs the program in a fresh process with empty caches, and compares its throughput with the record's interval."""
+    if find_spec("torch") is None:
+        return Rerun(Outcome.NOT_RUN, "Not run again, because torch is not installed here.", {})
     limit_s = min(timeout_s if timeout_s is not None else 4 * (number(trial["wall_s"]) or 0.0) + 600, _LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="best-") as scratch:
         path = Path(scratch) / BEST_FILE

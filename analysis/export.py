@@ -66,7 +66,7 @@ class Options(JobOptions):
     chosen: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")] = None
     """The setting for best.py instead of the recommended one: its id, such as A7, or its key."""
     setting: Annotated[str | None, tyro.conf.arg(metavar="KEY")] = None
-    """The key of that setting, as an option."""
+    """Another way to give SETTING."""
     no_rerun: Flag = False
     """Write best.py without running it first; the file says so."""
     timeout_s: Annotated[str | None, tyro.conf.arg(metavar="S")] = None

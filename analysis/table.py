@@ -26,7 +26,7 @@ PROG = "python -m analysis.table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Print a sweep as a table for GitHub."""
+    """Print a sweep's trials as a Markdown table, for example for GitHub."""
 
     folder: SweepFolder
     """The folder a sweep wrote."""

@@ -42,13 +42,20 @@ def help_text(options: type[Any], prog: str, *, all_options: bool) -> str:
     entries = list(_entries(options))
     positional = [entry for entry in entries if entry.is_positional]
     usage = " ".join(["usage:", prog, "[OPTIONS]", *(entry.usage for entry in positional)])
-    blocks = [usage, inspect.cleandoc(options.__doc__ or ""), _block("", positional)]
+    paragraphs = inspect.cleandoc(options.__doc__ or "").split("\n\n")
+    blocks = [usage, *(textwrap.fill(one, _width(), break_on_hyphens=False) for one in paragraphs), _block("", positional)]
     groups = _groups(entries, getattr(options, "HELP_GROUPS", {}))
     shown = groups if all_options else groups[:1]
     blocks += [_block(title, members) for title, members in shown]
     left = sum(len(members) for _, members in groups[len(shown) :])
     blocks.append(f"{left} more options: {prog} --help-all" if left else "")
     return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def commands_text(prog: str, commands: Mapping[str, str], *, also: str = "") -> str:
+    """Returns the help of a command that has commands: each with what it does."""
+    entries = [Entry(name, name, meaning, is_positional=True) for name, meaning in commands.items()]
+    return f"usage: {prog} COMMAND …, each with its own --help{also}\n\n{_block('', entries, max(map(len, commands)) + 4)}\n"
 
 
 def _groups(entries: Sequence[Entry], named: Mapping[str, Sequence[str]]) -> list[tuple[str, list[Entry]]]:
@@ -58,19 +65,23 @@ def _groups(entries: Sequence[Entry], named: Mapping[str, Sequence[str]]) -> lis
     return [*groups, *([("options", others)] if others else [])]
 
 
-def _block(title: str, entries: Sequence[Entry]) -> str:
-    width = min(_WIDEST, shutil.get_terminal_size().columns)
+def _block(title: str, entries: Sequence[Entry], indent: int = _FLAG_COLUMNS) -> str:
+    width = _width()
     lines = [f"{title}:"] if title and entries else []
     for entry in entries:
-        meaning = textwrap.wrap(entry.meaning, max(20, width - _FLAG_COLUMNS), break_long_words=False, break_on_hyphens=False)
+        meaning = textwrap.wrap(entry.meaning, max(20, width - indent), break_long_words=False, break_on_hyphens=False)
         usage = f"  {entry.flag if entry.is_positional else entry.usage}"
-        if len(usage) >= _FLAG_COLUMNS - 1:
+        if len(usage) >= indent - 1:
             lines.append(usage)
         else:
             meaning, first = meaning[1:], meaning[:1]
-            lines.append(f"{usage:{_FLAG_COLUMNS}}{''.join(first)}".rstrip())
-        lines += [" " * _FLAG_COLUMNS + line for line in meaning]
+            lines.append(f"{usage:{indent}}{''.join(first)}".rstrip())
+        lines += [" " * indent + line for line in meaning]
     return "\n".join(lines)
+
+
+def _width() -> int:
+    return max(40, min(_WIDEST, shutil.get_terminal_size().columns))
 
 
 def _entries(options: type[Any]) -> Iterator[Entry]:

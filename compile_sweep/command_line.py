@@ -190,9 +190,8 @@ def chosen(commands: Mapping[str, tuple[type[Any], Command]], prog: str, words: 
     """Returns the options and function of the command that the words begin with; None after help. UsageError for other words."""
     name = words[0] if words else ""
     if name in command_help.WORDS:
-        print(f"usage: {prog} COMMAND …, each with its own --help\n")
-        for command, (options, _) in commands.items():
-            print(f"  {command:8} {(options.__doc__ or '').splitlines()[0]}")
+        says = {command: (options.__doc__ or "").splitlines()[0] for command, (options, _) in commands.items()}
+        print(command_help.commands_text(prog, says), end="")
         return None
     if name not in commands:
         raise UsageError(f"{f'no command {name!r}' if name else 'a command is missing'}; use one of {', '.join(commands)}")

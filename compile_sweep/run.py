@@ -23,7 +23,7 @@ class Options:
     """Train a script with compile settings applied, without a change to it."""
 
     settings: str
-    """A sweep's folder, whose best setting is taken, one of its settings as DIR:A7, a JSON file, or text such as
+    """A sweep's folder, for its best setting; DIR:A7, for another one; a JSON file; or text such as
     scope=full,dynamic=auto."""
     script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py …")]
     """The script, or a module as for python -m, followed by its own arguments."""

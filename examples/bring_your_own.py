@@ -1,6 +1,6 @@
-"""Two models of your own in a sweep: `python -m orchestrator.sweep --workload examples.bring_your_own:Reviews`.
+"""Two models of your own in a sweep: `compile-sweep sweep --workload examples.bring_your_own:Reviews`.
 
-`python -m orchestrator.check examples.bring_your_own:Reviews` says beforehand what a sweep would find and cost. docs/workloads.md
+`compile-sweep check examples.bring_your_own:Reviews` says beforehand what a sweep would find and cost. docs/workloads.md
 says how to use the winner in a training script.
 """
 

@@ -53,12 +53,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions(Place):
-    """Lists what each trial published, how large it is, and how often it was hit."""
+    """List what each trial published, how large it is, and how often it was hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowOptions(Place):
-    """Shows one trial's artifacts by kind, and the environment they were made in."""
+    """Show one trial's artifacts by kind, and the environment they were made in."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
     """A trial's id, or the first digits of a manifest's id."""
@@ -66,7 +66,7 @@ class ShowOptions(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions(Place):
-    """Reads every artifact, checks signatures and contents, and removes damaged contents, which can be published again."""
+    """Read every artifact, check signatures and contents, and remove damaged contents, which can be published again."""
 
     remove: Flag = False
     """Also remove manifests that are refused, including those signed with other people's keys."""
@@ -74,7 +74,7 @@ class VerifyOptions(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcOptions(Place):
-    """Removes artifacts that have not been used for long, or that exceed a size limit."""
+    """Remove artifacts that have not been used for long, or that exceed a size limit."""
 
     max_age_days: float | None = None
     """Remove manifests that were neither made nor hit in this many days."""
@@ -84,7 +84,7 @@ class GcOptions(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions(Place):
-    """Writes one trial's artifacts as a file that a production job restores with torch alone."""
+    """Write one trial's artifacts as a file that a production job restores with torch alone."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
     """A trial's id, or the first digits of a manifest's id."""
@@ -94,7 +94,7 @@ class ExportOptions(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions(Place):
-    """Signs and publishes a file of `export` or torch.compiler.save_cache_artifacts. It holds code: import only trusted files."""
+    """Sign and publish a file of `export` or torch.compiler.save_cache_artifacts. It holds code: import only trusted files."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The file to import; it must have been made in an environment like this one."""
@@ -108,7 +108,7 @@ class ImportOptions(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainOptions(Place):
-    """Explains why the artifacts of one trial or environment cannot serve another."""
+    """Explain why the artifacts of one trial or environment cannot serve another."""
 
     a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """A trial's id, the first digits of a manifest's id, `here`, or a JSON file of components and values."""

@@ -59,14 +59,14 @@ _STEADY_S = {Device.CPU: 15.0, Device.CUDA: 8.0}  # additional seconds of a swee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Run a workload eagerly and under each scope, and say what was found and what a sweep would cost."""
+    """Run a training script or a workload eagerly and under each scope; say what was found and what a sweep would cost."""
 
     workload: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")] = None
     """A built-in workload's name, or package.module:Class or path/to/file.py:Class for your own."""
     script: str | None = None
     """A training script, or a module as for python -m, to check instead of a workload; its arguments follow after --."""
     in_place: Flag = False
-    """Run the script in its own folder, where its files then stay, instead of in a copy made of links."""
+    """Run the script in its own folder, which keeps the files that it writes, instead of in a copy made of links."""
     size: str | None = None
     """One of the workload's sizes; by default the first one with a GPU and the last one without."""
     device: Device | None = None
@@ -76,7 +76,7 @@ class Options:
     backend: str | None = None
     """A torch.compile backend other than Inductor; aot_eager is quick and still finds breaks and recompiles."""
     time_budget_s: float | None = None
-    """Seconds that looking at a script may take, 100 by default; what was not looked at by then is said."""
+    """Seconds to spend on a script, 100 by default; the output says what was left out."""
     largest_batch: Flag = False
     """Only look for the largest batch that fits the GPU's memory, eagerly and with scope=full, or under the scopes named."""
     seed: int = 0

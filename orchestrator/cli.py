@@ -19,16 +19,16 @@ from orchestrator.config import Device
 PROG = "compile-sweep"
 
 COMMANDS = {
-    "sweep": ("orchestrator.sweep", "measure compile settings of a workload or a training script"),
-    "check": ("orchestrator.check", "does a workload or a script work under a sweep, and what would one cost?"),
-    "explain": (None, "measure one setting, say what the compiler made of it and what helps"),
-    "report": ("analysis.report", "write a sweep's report, or serve it while the sweep runs"),
-    "recommend": ("analysis.recommend", "say which setting to train a job with, and what that saves"),
-    "compare": ("analysis.compare", "compare two sweeps of the same workload"),
-    "export": ("analysis.export", "write a sweep's best setting as a program, and its trials as tables"),
-    "table": ("analysis.table", "print a sweep as a table for GitHub"),
-    "cache": ("orchestrator.cache", "look at a store of compile caches, and clean it up"),
-    "run": ("compile_sweep.run", "train with a script and a sweep's winner applied to it"),
+    "sweep": ("orchestrator.sweep", "Measure compile settings of a training script or a workload."),
+    "check": ("orchestrator.check", "Look at a script or a workload before a sweep: what breaks, what a sweep would cost."),
+    "explain": (None, "Measure one setting of a workload, and say what the compiler made of it and what helps."),
+    "report": ("analysis.report", "Write a sweep's report, or serve it while the sweep runs."),
+    "recommend": ("analysis.recommend", "Say which setting to train a job with, and what that saves."),
+    "compare": ("analysis.compare", "Compare two sweeps of the same workload."),
+    "export": ("analysis.export", "Write a sweep's best setting as a program, and its trials as tables."),
+    "table": ("analysis.table", "Print a sweep's trials as a Markdown table."),
+    "cache": ("orchestrator.cache", "Look at a store of compile caches, and clean it up."),
+    "run": ("compile_sweep.run", "Train with a script and a sweep's winner applied to it."),
 }
 """Module and description of each command; `explain` is an option of the sweep's command."""
 
@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     words = list(command_line.words_of(arguments))
     if not words or words[0] in command_help.WORDS:
-        _help()
+        says = {name: meaning for name, (_, meaning) in COMMANDS.items()}
+        print(command_help.commands_text(PROG, says, also=f"; {PROG} --version"), end="")
         return 0 if words else command_line.USAGE_ERROR
     if words[0] in ("-V", "--version"):
         print(f"{PROG} {compile_sweep.__version__}")
@@ -73,12 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         find_own_packages("analysis")
     command: Callable[[Sequence[str], str], int] = import_module(module).main
     return command(rest, f"{PROG} {name}")
-
-
-def _help() -> None:
-    print(f"usage: {PROG} COMMAND …, each with its own --help; {PROG} --version\n")
-    for name, (_, says) in COMMANDS.items():
-        print(f"  {name:10} {says}")
 
 
 def _refuse(name: str) -> int:

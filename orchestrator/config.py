@@ -339,12 +339,12 @@ class Run:
     script: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A training script, or a module as for python -m, to run unchanged instead of a workload; its arguments follow after --."""
     in_place: Flag = False
-    """Run the script in its own folder, where its files then stay, instead of in a copy made of links."""
+    """Run the script in its own folder, which keeps the files that it writes, instead of in a copy made of links."""
     compile_loss: Flag = False
     """In trials of a script with scope=full, also compile the loss functions that it calls outside its modules."""
     batch_arg: Annotated[str | None, tyro.conf.arg(metavar="OPTION")] = None
-    """The script's own option for its batch size, such as --batch-size, so that --vary batch_size=16,32 passes it on; one that
-    ends with = takes the number in the same word."""
+    """The script's own option for its batch size, such as --batch-size, so that --vary batch_size=16,32 passes it on; with = at
+    its end, as in batch_size=, it is passed on as one word."""
     output: Path | None = None
     """The sweep's folder; by default a new one under results/."""
     storage: str | None = AUTO
@@ -380,7 +380,7 @@ class SweepCommand:
         ),
         "what is measured": (
             "--vary", "--seed", "--pipeline", "--largest-batch", "--workers-per-trial", "--in-place", "--compile-loss",
-            "--batch-arg", "--explain", "--source",
+            "--batch-arg", "--explain", "--bisect", "--source",
         ),
         "how trials run": (
             "--max-concurrent", "--runner", "--placement", "--confirm", "--compile-deadline-s", "--trial-deadline-s",

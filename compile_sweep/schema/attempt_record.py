@@ -202,8 +202,10 @@ class AttemptRecord:
             if why := why_impossible(record):
                 raise ValueError(why)
             return record
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordsError(f"not a {cls.what} record ({error})") from None
+        except KeyError as error:
+            raise RecordsError(f"it has no {error}") from None
+        except (TypeError, ValueError) as error:
+            raise RecordsError(str(error)) from None
 
     @classmethod
     def _current(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -274,7 +274,8 @@ def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], w
         try:
             yield parse(line)
         except RecordsError as error:
-            intact = f"the {number - 1} before it are intact, and " if number > 1 else ""
+            before = "the line before it is" if number == 2 else f"the {number - 1} lines before it are"
+            intact = f"{before} intact, and " if number > 1 else ""
             raise RecordsError(
                 f"{path} line {number} is not a {what} record: {error}; {intact}its {what} runs again once the line is removed"
             ) from None

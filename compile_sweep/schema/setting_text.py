@@ -48,9 +48,7 @@ def parse_choice(name: str, kind: type[StrEnum], value: object) -> Any:
         return kind(str(value))
     except ValueError:
         options = [str(member) for member in kind]
-        raise SettingsError(
-            f"{name}={truncate(value)} is not one of {', '.join(options)}; {suggest(str(value), options)}"
-        ) from None
+        raise SettingsError(f"{name}={truncate(value)} is not a value of {name}; {suggest(str(value), options)}") from None
 
 
 def parse_switch(name: str, value: object) -> bool:

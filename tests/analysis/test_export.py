@@ -182,6 +182,16 @@ def test_another_device_is_not_run_and_said(make_sweep: MakeSweep, monkeypatch: 
     assert "this host is not NVIDIA Imaginary" in came.sentence
 
 
+def test_without_torch_nothing_is_run_and_an_earlier_program_is_kept(
+    make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("analysis.best_script.find_spec", lambda name: None)
+    folder = make_sweep([toy()])
+    assert main([str(folder), "--only", "best"]) == 0
+    assert "Not run again, because torch is not installed here." in capsys.readouterr().out
+    assert "because torch is not installed here" in (folder / "best.py").read_text()
+
+
 def test_no_rerun_offers_it_unseen_and_says_so(make_sweep: MakeSweep) -> None:
     folder = make_sweep([toy()])
     assert main([str(folder), "--only", "best", "--no-rerun"]) == 0

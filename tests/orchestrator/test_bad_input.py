@@ -82,7 +82,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--settings", ""], "--settings '' is not a setting; write it like scope=regional,dynamic=auto"),
         (
             ["--settings", "scope=regionl"],
-            "scope=regionl is not one of eager, full, regional, modular, nested; did you mean regional?",
+            "scope=regionl is not a value of scope; did you mean regional?",
         ),
         (["--settings", "dynamic=true,cudagraphs=on"], "dynamic=true makes every size symbolic"),
         (["--settings", "dynamic=buckets,bucket_size=1"], "above torch's recompile limit of 8"),
@@ -116,7 +116,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["captioning", "--explain", "scope=full"], "--explain looks at one setting and runs no sweep; leave out captioning"),
         (["--explain", "scope=full", "--settings", "scope=eager"], "runs no sweep; leave out --settings"),
         (["--explain", "scope=full", "--time-budget-s", "5"], "runs no sweep; leave out --time-budget-s"),
-        (["--explain", "scope=ful"], "--explain scope=ful: scope=ful is not one of eager, full"),
+        (["--explain", "scope=ful"], "--explain scope=ful: scope=ful is not a value of scope; did you mean full?"),
         (["--explain", "mode=reduce-overhead"], "--explain mode=reduce-overhead: CUDA graphs need a GPU, and none is visible"),
         (["--explain", "scope"], "'scope' is not a setting; write field=value"),
         (["--source", "scope=full", "--resume"], "--source looks at one setting and runs no sweep; leave out --resume"),
@@ -287,7 +287,7 @@ def test_a_damaged_last_record_stops_a_resume_and_is_kept(theirs: Path, capsys: 
     before = contents(theirs)
     sentence = refused(capsys, "--resume", "--output", str(theirs))
     assert f"{theirs / TRIALS_FILE} line 2 is not a trial record" in sentence
-    assert "the 1 before it are intact" in sentence
+    assert "the line before it is intact" in sentence
     assert contents(theirs) == before
 
 

@@ -46,7 +46,7 @@ def test_the_version_is_the_packages(words: list[str], capsys: pytest.CaptureFix
         (["sweep", "--bogus"], "no option or argument '--bogus'; see compile-sweep sweep --help"),
         (["check", "--bogus"], "no option or argument '--bogus'; see compile-sweep check --help"),
         (["explain"], "SETTING is missing; see compile-sweep explain --help"),
-        (["explain", "scope=ful"], "--explain scope=ful: scope=ful is not one of eager, full"),
+        (["explain", "scope=ful"], "--explain scope=ful: scope=ful is not a value of scope; did you mean full?"),
         (["report"], "DIR is missing; see compile-sweep report --help"),
         (["compare", "nowhere"], "B is missing; see compile-sweep compare --help"),
         (["cache", "show"], "ID is missing; see compile-sweep cache show --help"),

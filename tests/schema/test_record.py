@@ -346,7 +346,7 @@ def test_a_damaged_line_is_named_with_how_many_before_it_are_intact(tmp_path: Pa
     sentence = str(error.value)
     assert f"{log} line 3 is not a trial record" in sentence
     assert complaint in sentence
-    assert "the 2 before it are intact" in sentence
+    assert "the 2 lines before it are intact" in sentence
     assert len(sentence.splitlines()) == 1
     assert log.read_bytes() == damaged
 
@@ -356,7 +356,7 @@ def test_a_damaged_line_in_the_middle_is_named_too(tmp_path: Path) -> None:
     with (tmp_path / TRIALS_FILE).open("a") as log:
         log.write("garbage\n")
     append(tmp_path, record("3"))
-    with pytest.raises(RecordsError, match=r"line 2 is not a trial record.*the 1 before it are intact"):
+    with pytest.raises(RecordsError, match=r"line 2 is not a trial record.*the line before it is intact"):
         read(tmp_path)
 
 
@@ -385,7 +385,7 @@ def test_a_damaged_warm_start_is_named(tmp_path: Path, line: str) -> None:
     append(tmp_path, warm_start())
     with (tmp_path / WARM_STARTS_FILE).open("a") as log:
         log.write(line + "\n")
-    with pytest.raises(RecordsError, match=rf"{WARM_STARTS_FILE} line 2 is not a warm-start record.*the 1 before it are intact"):
+    with pytest.raises(RecordsError, match=rf"{WARM_STARTS_FILE} line 2 is not a warm-start.*the line before it is intact"):
         read_warm_starts(tmp_path)
 
 

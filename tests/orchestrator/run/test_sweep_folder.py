@@ -234,7 +234,7 @@ def test_damaged_records_stop_a_resume_and_stay_as_they_are(begun: Path) -> None
     with (begun / TRIALS_FILE).open("a") as log:
         log.write('{"schema_version": 1, "trial\n')
     before = contents(begun)
-    with pytest.raises(RecordsError, match=r"line 2 .*the 1 before it are intact"):
+    with pytest.raises(RecordsError, match=r"line 2 .*the line before it is intact"):
         resume(begun, config(), H200, None)
     assert contents(begun) == before
 
