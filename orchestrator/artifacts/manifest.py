@@ -47,7 +47,7 @@ def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, 
     if use_gpu:
         own["device"] = "cuda"
     else:  # the number of threads is compiled into the code; `cores.bind_process` sets it for trials
-        threads = os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
+        threads = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
         own |= {"device": "cpu", "threads": threads}
     return environment_facts({**configuration, **own})
 

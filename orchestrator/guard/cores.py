@@ -21,6 +21,9 @@ from pathlib import Path
 _SYSFS_CPUS = Path("/sys/devices/system/cpu")
 _OWN_THREADS = Path("/proc/self/task")
 
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Variables from which torch reads its number of threads; the first that is set counts."""
+
 MAX_COMPILE_THREADS = 32  # torch's own limit on compile workers (`torch._inductor.config`)
 
 _SLOT_TIMEOUT_S = 5.0
@@ -112,6 +115,14 @@ def bind_process(cpus: Collection[int]) -> None:
             os.sched_setaffinity(int(thread.name), cpus)
     os.environ["OMP_NUM_THREADS"] = str(len(cpus))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(len(cpus), MAX_COMPILE_THREADS))
+
+
+def threads_of(environment: Mapping[str, str], num_cpus: int) -> tuple[int, str]:
+    """Returns the number of threads that torch uses in a process with these variables, and the variable that says so, if any."""
+    for name in THREADS:
+        if (value := environment.get(name, "")).isdecimal() and int(value):
+            return min(int(value), num_cpus), f"{name}={value}"
+    return num_cpus, ""
 
 
 def _lock_slot(folder: Path, num_slots: int, wanted: Collection[int]) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ from compile_sweep.schema.outcome import Label, Verdict, verdict_of, was_lost_to
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.config import Device, SweepConfig
+from orchestrator.guard import cores
 from orchestrator.run.sweep_folder import LOGS
 
 _TIMED_SHARE = 1 / 20  # fraction of a sweep's time budget that one trial may spend on timing steps after its first pass
@@ -58,6 +59,8 @@ class TrialPlan:
     """Absolute folders that workers import from first, where their hosts have them; separated as in PYTHONPATH."""
     script: Mapping[str, Any] | None = None
     """A person's script instead of a workload, as `ScriptJob.to_dict` writes it."""
+    threads: Mapping[str, str] = field(default_factory=dict)
+    """Variables with a number of threads that a script's sweep was started with; trials keep them."""
     protocol: Mapping[str, float] = field(default_factory=dict)
     """Fields of the harness's `Protocol` that differ from its defaults."""
     largest_batch: bool = False
@@ -88,6 +91,7 @@ class TrialPlan:
             largest_batch=config.largest_batch,
             placement=config.placement,
             script=config.script,
+            threads={name: os.environ[name] for name in cores.THREADS if config.script and name in os.environ},
             protocol={"max_window_s": config.time_budget_s * _TIMED_SHARE} if config.time_budget_s else {},
             **own,
         )

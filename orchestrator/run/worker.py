@@ -245,6 +245,7 @@ def _measure(
     device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
     if plan.script is not None:
         gc.enable()
+        os.environ.update(plan.threads)
         sharing = Sharing(assignment, None, parent.rank)
         sharing.restore(deadline - time.monotonic())
         found = _measure_script(
@@ -351,7 +352,7 @@ def _measure_script(
         settings=assignment.settings,
         base=base,
         references=(folder if folder.is_dir() else base) / REFERENCES,
-        environment={"OMP_NUM_THREADS": str(len(cpus)), **({} if plan.use_gpu else {"CUDA_VISIBLE_DEVICES": ""})},
+        environment={} if plan.use_gpu else {"CUDA_VISIBLE_DEVICES": ""},
         watches=sharing.watched,
         is_first=rank == 0,
         rendezvous=rendezvous,
@@ -364,6 +365,9 @@ def _measure_script(
         found = trial.run()
     except RunFailed as error:
         raise ScriptError(error.sentence, from_compiler=error.from_compiler) from None
+    num_threads, variable = cores.threads_of(plan.threads, len(cpus))
+    if variable and not variable.endswith(f"={len(cpus)}"):
+        found["findings"].append(f"{num_threads} of {len(cpus)} CPUs compute: the sweep was started with {variable}")
     if "cache_use" in found:
         sharing.take(found.pop("cache_use"), found.pop("bundle"))
     return found
@@ -530,8 +534,7 @@ def run_script_forked(order: Order, assignment: str) -> NoReturn:
     _renew_process_state()
     tempfile.tempdir = None  # the server's
     gc.enable()
-    if (threads := order.environment.get("OMP_NUM_THREADS", "")).isdecimal():  # torch has read the server's
-        torch.set_num_threads(int(threads))
+    torch.set_num_threads(cores.threads_of(order.environment, len(os.sched_getaffinity(0)))[0])  # it has read the server's
     for name in [name for name in sys.modules if name.partition(".")[0] == "orchestrator"]:
         del sys.modules[name]  # the script may import a package of its own that is called so
     main(Path(assignment))

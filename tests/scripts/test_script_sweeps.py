@@ -112,11 +112,12 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
+def test_a_sweep_keeps_threads_and_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "heavy.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
     (folder / "odd.py").write_text(
-        "import os, sys\nimport heavy\nsys.exit('no data' if heavy.IMPORTED_BY != os.getpid() else 'imported anew')\n"
+        "import os, sys\nimport heavy, torch\nimported = 'once' if heavy.IMPORTED_BY != os.getpid() else 'anew'\n"
+        "sys.exit(f'no data, {imported}, threads: {torch.get_num_threads()}')\n"
     )
     words = ["--script", "odd.py", "--device", "cpu", "--runner", "local", "--output", str(tmp_path / "sweep")]
     run = subprocess.run(
@@ -125,5 +126,5 @@ def test_a_sweep_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_pa
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     (trial,) = record.read(tmp_path / "sweep")
-    assert str(trial.reason).startswith("ScriptError: the script ended after 0 steps with the message 'no data'")
+    assert "the script ended after 0 steps with the message 'no data, once, threads: 1'" in str(trial.reason)
     assert "2 of 3 settings did not run (the script as it is could not be measured)" in run.stdout + run.stderr

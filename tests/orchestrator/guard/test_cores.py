@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from samples import REPOSITORY
 
-from orchestrator.guard.cores import CpuLocation, cpu_share, hold_slot, split_cpus
+from orchestrator.guard.cores import CpuLocation, cpu_share, hold_slot, split_cpus, threads_of
 
 HOLDER = """
 import sys, time
@@ -51,6 +51,20 @@ def test_cores_are_divided_in_order() -> None:
     assert split_cpus(range(8), 1, places(8)) == [tuple(range(8))]
     assert split_cpus(range(7), 2, places(7)) == [(0, 1, 2), (3, 4, 5, 6)]
     assert split_cpus({9, 3, 4, 8}, 2, places(16)) == [(3, 4), (8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (4, "")),
+        ({"OMP_NUM_THREADS": "2"}, (2, "OMP_NUM_THREADS=2")),
+        ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "3"}, (3, "MKL_NUM_THREADS=3")),
+        ({"OMP_NUM_THREADS": "64"}, (4, "OMP_NUM_THREADS=64")),
+        ({"OMP_NUM_THREADS": "2,1", "MKL_NUM_THREADS": "0"}, (4, "")),
+    ],
+)
+def test_torch_uses_as_many_threads_as_its_variables_say(variables: dict[str, str], expected: tuple[int, str]) -> None:
+    assert threads_of(variables, 4) == expected
 
 
 def test_the_hyperthreads_of_a_core_stay_together() -> None:
