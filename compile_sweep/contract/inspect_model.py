@@ -310,7 +310,7 @@ def lengths_if_rows_are_samples(batches: Sequence[Mapping[str, Tensor]]) -> dict
 
 def rows_are_samples(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
     """Tells whether each tensor of a plain list of equal ones is a sample, and not a number for each sample."""
-    reordered = dict(zip(batch, reversed(batch.values()), strict=True))
+    reordered = dict(zip(batch, reversed([*batch.values()]), strict=True))
     return _is_an_order_of_samples(model, batch, reordered, {name: tensor.flip(0) for name, tensor in batch.items()})
 
 

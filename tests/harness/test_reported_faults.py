@@ -331,7 +331,7 @@ FAULTS = [
     Fault(KeepsActivations, AUTO, "recompile-limit", ("means", "(8 times)", "keep what grows out of the forward"), LENGTHS),
     Fault(CountsCalls, AUTO, "recompile-limit", ("calls == 0, then 1, 2, 3, 4, …, 7 (8 times)", "keep it in a buffer"), LENGTHS),
     Fault(Body, STATIC, "recompile-limit", ("dynamic=auto, does not",), LENGTHS, loss_with_a_shown_number),
-    Fault(Body, AUTO, None, ("Tensor.item()", "read it with .item() after the step"), (), loss_with_a_shown_number),
+    Fault(Body, AUTO, None, ("Tensor.item()", "or read it after the step"), (), loss_with_a_shown_number),
     Fault(StochasticDepth, AUTO, "silent-fallback", ("draw with torch",), ("print, log",)),
     Fault(NumpyDepth, AUTO, None, ("numpy.random.rand", "draw with torch"), (".item() after the step", "print, log")),
     Fault(TimesItself, STATIC, "recompile-limit", ("read files and clocks",), (*LENGTHS, "keep the value a tensor")),

@@ -92,9 +92,9 @@ BREAKS = (
     ),
     Cause(
         "value of a tensor",
-        "keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step and "
-        "not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a position with "
-        "x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
+        "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
+        "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a "
+        "position with x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'",
     ),
@@ -128,7 +128,8 @@ BREAKS = (
     ),
     Cause(
         "output of unknown size",
-        "the number of rows depends on the data: keep all rows and weight them by a mask, out + mask[:, None] * value, or set "
+        "the number of rows depends on the data: keep all rows and weight them by a mask, out + mask[:, None] * value, in a loss "
+        "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100), or set "
         "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
     ),
@@ -272,6 +273,12 @@ BREAKS = (
         "copy of a tensor by Python",
         "use x.clone(), which can be compiled, instead of copy.deepcopy(x); copy modules before the step",
         headline=r"copy\.deepcopy",
+    ),
+    Cause(
+        "backward hook of a module",
+        "torch.compile breaks the graph at a module that has a backward hook: put the hook on a parameter, "
+        "self.layer.weight.register_hook(…), or on the layer's output in the forward, y.register_hook(…), which are compiled",
+        headline=r"Module-level backwards? hooks",
     ),
     Cause(
         "hooks",

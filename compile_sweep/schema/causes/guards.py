@@ -140,7 +140,8 @@ GUARDS = (
     Cause(
         "cache that grows",
         "the module's cache grows with the batches: build it once in __init__, at its largest size, and slice it in the "
-        "forward, self.table[:length]",
+        "forward, self.table[:length]; where rows are added in each step, keep a fixed number, "
+        "self.bank = torch.cat([self.bank[len(rows):], rows])",
         guard=r"tensor 'self\S*' size mismatch",
     ),
     Cause(
@@ -360,8 +361,9 @@ def named_advice(cause: Cause, series: RecompileSeries) -> str:
     if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
         return cause.advice
     advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)
-    is_number = series.values and _FLOAT.fullmatch(series.values[0])
-    if is_number and not is_expression:
+    if is_expression:
+        return advice.replace("torch.zeros(())", "torch.tensor(…)")  # begins with a value that the expression does not tell
+    if series.values and _FLOAT.fullmatch(series.values[0]):
         first, changed = series.values[0], "* 0.99" if float(series.values[0]) else "+ 0.01"
         advice = advice.replace("torch.zeros(())", f"torch.tensor({first})").replace(f"{attribute} + 1", f"{attribute} {changed}")
     return advice

@@ -9,7 +9,7 @@ import torch
 from breaks_of_python import BREAKS_OF_PYTHON, doubled, with_forked_state, with_loop, with_text_of_values, with_ufunc
 from breaks_of_torch import BREAKS_OF_TORCH, with_recurrent_layer
 from breaks_of_values import BREAKS_OF_VALUES
-from faulty_models import FEW, TORCH, Case, Forward, Net, is_clean, run, run_mended, with_break_in_loop
+from faulty_models import FEW, TORCH, Case, Forward, Net, is_clean, plain, run, run_mended, with_break_in_loop
 from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
@@ -104,6 +104,39 @@ def test_a_recurrent_layer_is_one_graph_for_each_length_where_dynamo_is_told_to_
             for length in (3, 5, 4):
                 layer(torch.ones(length, 1, 2))
     assert found.graphs == 3
+
+
+@pytest.mark.slow
+def test_a_backward_hook_of_a_module_is_told_and_hooks_of_its_weight_and_its_output_are_one_graph() -> None:
+    def with_hook_of_output(net: Net, x: Tensor) -> Tensor:
+        y = net.layer(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        return net.layers[0](y)
+
+    def hooked(net: Net, number: int) -> contextlib.nullcontext[None]:
+        if number == 0:
+            net.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+        return contextlib.nullcontext()
+
+    def hooked_weight(net: Net, number: int) -> contextlib.nullcontext[None]:
+        if number == 0:
+            net.layer.weight.register_hook(lambda gradient: gradient * 2)
+        return contextlib.nullcontext()
+
+    found = run(plain, steps=FEW, around=hooked)
+    assert {cause and cause.name for cause in map(breaks.cause_of_break, found.graph_break_reasons)} == {
+        "backward hook of a module"
+    }
+    assert is_clean(run(plain, steps=FEW, around=hooked_weight))
+    assert is_clean(run(with_hook_of_output, steps=FEW))
+    gradients = []
+    for backend in ("eager", "aot_eager", None):
+        torch.manual_seed(0)
+        net = type("Model", (Net,), {"forward": with_hook_of_output})()
+        step = torch.compile(net, backend=backend) if backend else net
+        step(torch.ones(4, 8)).sum().backward()
+        gradients.append(net.layer.weight.grad)
+    assert all(torch.equal(gradient, gradients[-1]) for gradient in gradients)
 
 
 def test_a_fallback_at_a_break_of_unknown_cause_still_has_advice() -> None:

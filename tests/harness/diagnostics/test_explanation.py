@@ -98,8 +98,9 @@ def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
         "model.py:28 in forward: Unsupported Tensor.item() call",
         "  code: if x.item() > 0:",
         "  hint: capture_scalar_outputs",
-        "  → keep the value a tensor, with torch.where(condition, a, b) in place of `if`, or read it with .item() after the step "
-        "and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a position with "
+        "  → keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read "
+        "it after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write "
+        "at a position with "
         "x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
     ]
 
