@@ -37,7 +37,11 @@ def find_own_packages(*names: str) -> None:
 
 
 def import_path(*, with_current_folder: bool) -> list[str]:
-    """Returns the folders that a started process imports from, the current one first if it runs the user's code."""
+    """Returns the folders that a started process imports from, the current one first if it runs the user's code.
+
+    Otherwise the current one is among them only if PYTHONPATH names it; `python -m` has put it there, too.
+    """
     here = os.getcwd()
-    others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here]
+    is_named = here in map(os.path.abspath, os.environ.get("PYTHONPATH", os.sep).split(os.pathsep))
+    others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here or is_named]
     return list(dict.fromkeys([*([here] if with_current_folder else []), *others, str(ROOT)]))

@@ -175,6 +175,7 @@ def _is_installed(file: str) -> bool:
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:
     """Runs the script until the session is over; returns why it is not, unless the session reported that itself."""
     seed_all(job.seed)
+    sys.path[:] = [_in_copy(folder, job.folder) for folder in sys.path]
     with empty_standard_input() as read:
         try:
             with session.running(), keeping_writes(base):
@@ -186,6 +187,13 @@ def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> Bas
         except BaseException as error:
             return None if session.is_over else asked(error, has_read=read()) or not_found(error, job) or error
         return None if session.finish_early() else ended_early(session, 0, has_read=read())
+
+
+def _in_copy(folder: str, original: str) -> str:
+    """Returns the same folder in the copy of the working directory that the script runs in, unless it is outside or installed."""
+    if not Path(folder).is_relative_to(original) or Path(folder).is_relative_to(sys.prefix) or "-packages" in folder:
+        return folder
+    return os.path.normpath(Path.cwd() / Path(folder).relative_to(original))
 
 
 class _Nothing(io.RawIOBase):

@@ -112,17 +112,20 @@ def test_a_script_is_swept_its_winner_found_and_its_folder_left_as_it_was(folder
 
 
 @pytest.mark.slow
-def test_a_sweep_keeps_threads_and_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
+def test_a_sweep_keeps_the_environment_and_ends_with_a_script_that_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "heavy.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
-    (folder / "odd.py").write_text(
-        "import os, sys\nimport heavy, torch\nimported = 'once' if heavy.IMPORTED_BY != os.getpid() else 'anew'\n"
+    (folder / "beside.py").touch()
+    (folder / "tools").mkdir()
+    (folder / "tools" / "odd.py").write_text(
+        "import os, sys\nimport heavy, torch\nimport beside\nassert beside.__file__.startswith(os.getcwd()), beside.__file__\n"
+        "imported = 'once' if heavy.IMPORTED_BY != os.getpid() else 'anew'\n"
         "sys.exit(f'no data, {imported}, threads: {torch.get_num_threads()}')\n"
     )
-    words = ["--script", "odd.py", "--device", "cpu", "--runner", "local", "--output", str(tmp_path / "sweep")]
+    words = ["--script", "tools/odd.py", "--device", "cpu", "--runner", "local", "--output", str(tmp_path / "sweep")]
     run = subprocess.run(
         [sys.executable, "-m", "orchestrator.sweep", *words, "--settings", "scope=eager,optimizer=fused", "scope=full"],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'packages'}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "packages"), "."]), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     (trial,) = record.read(tmp_path / "sweep")
