@@ -63,8 +63,8 @@ BREAKS = (
     Cause(
         "Python's or numpy's random numbers",
         "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
-        "instead of `if`, and torch.distributions.Beta(a, a).sample() for mixup; or draw before the forward and pass the result "
-        "in as a tensor; pick one of several modules outside compiled code",
+        "instead of `if`, torch.distributions.Beta(a, a).sample() for mixup, torch.where(torch.arange(n) < k, a, b) for a cut at "
+        "k; or draw before the forward and pass the result in as a tensor; pick one of several modules outside compiled code",
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
         r"|\(random_value\)",
@@ -101,7 +101,8 @@ BREAKS = (
     Cause(
         "data-dependent branch",
         "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; a "
-        "check that only raises an error belongs after the step, or in torch._assert_async(condition)",
+        "loop that ends when values allow it needs a fixed number of rounds; a check that only raises an error belongs after the "
+        "step, or in torch._assert_async(condition)",
         headline=r"[Dd]ata-dependent (branch|jump)",
     ),
     Cause(

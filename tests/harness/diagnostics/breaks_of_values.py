@@ -23,6 +23,22 @@ def with_branch(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+def with_rounds_until_it_converges(net: Net, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for _ in range(20):
+        before, y = y, torch.tanh(net.layer(y) + x)
+        if (y - before).norm() < 0.1:
+            break
+    return y
+
+
+def with_fixed_rounds(net: Net, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for _ in range(4):
+        y = torch.tanh(net.layer(y) + x)
+    return y
+
+
 def with_where(net: Net, x: Tensor) -> Tensor:
     y = net.layer(x)
     return torch.where(y.sum() > 0, y * 2, y)
@@ -287,6 +303,7 @@ BREAKS_OF_VALUES = [
     Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),
     Case("identity of an object", with_hash_of_a_tensor, plain),
     Case("value of a tensor", with_item, with_tensor_kept),
+    Case("data-dependent branch", with_rounds_until_it_converges, with_fixed_rounds),
     Case("data-dependent branch", with_branch, with_where),
     Case("output of unknown size", with_rows, with_mask),
     Case("number of classes", with_counted_classes, with_known_classes),
