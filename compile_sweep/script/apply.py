@@ -93,8 +93,13 @@ def apply_to_modules(
     targets: Sequence[Target],
     block_shapes: Mapping[nn.Module, list[Shapes]],
     compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call] = compiled_forward,
+    own_compile: "OwnCompile | None" = None,
 ) -> None:
-    """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be."""
+    """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be.
+
+    An evaluation runs eagerly unless `own_compile` says that the script compiles the module: its lengths would use up the limit
+    on graphs, and CUDA graphs, under which it always runs eagerly, would overwrite outputs that it collects.
+    """
     if settings.stance is not None:
         torch.compiler.set_stance(settings.stance)
     if settings.memory_format is not None:
@@ -112,7 +117,9 @@ def apply_to_modules(
         return
     targets = compilable(targets)
     for module, dims in _compiled_apart(settings, targets, block_shapes):
-        vars(module)["_compiled_call_impl"] = calling(module, compiled(settings, module, dims))
+        evaluates = own_compile is not None and own_compile.includes(module) and not settings.claims_cudagraphs
+        forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, module)
+        vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
     before_graphs(settings, targets)
 
 
@@ -196,7 +203,9 @@ def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStac
         return []
     arguments = compile_arguments(settings, Dynamic.AUTO if settings.dynamic is Dynamic.MARK else None)
     for module in found.loss_modules:
-        vars(module)["_compiled_call_impl"] = calling(module, _compile(with_own_code(module.forward), **arguments))
+        vars(module)["_compiled_call_impl"] = calling(
+            module, _compile(with_own_code(module.forward), **arguments), applies=torch.is_grad_enabled
+        )
     for name in found.loss_functions:
         until.enter_context(replaced(nn.functional, name, partial(_compiled_loss, name, arguments)))
     if found.loss_modules or found.loss_functions:
@@ -212,7 +221,7 @@ def _compiled_loss(name: str, arguments: Mapping[str, Any], loss: Call) -> Call:
     compiled = _compile(loss, **arguments)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return loss(*args, **kwargs)
         before = getattr(nn.functional, name)
         setattr(nn.functional, name, loss)
@@ -242,10 +251,17 @@ def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> list[nn.Mod
     return blocks
 
 
-def calling(module: nn.Module, forward: Call) -> Call:
-    """Returns a replacement for a module's call: the given forward instead of its own, still surrounded by its hooks."""
+def trains(module: nn.Module) -> bool:
+    """Tells whether a module's call belongs to training: an evaluation has no gradients, and has called `module.eval()`."""
+    return torch.is_grad_enabled() or module.training
+
+
+def calling(module: nn.Module, forward: Call, *, applies: Callable[[], bool]) -> Call:
+    """Returns a replacement for a module's call: where it applies, the given forward instead of its own, with hooks around it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not applies():
+            return module._call_impl(*args, **kwargs)
         if not _has_hooks(module):
             return forward(*args, **kwargs)
         before = vars(module).get("forward")
@@ -387,6 +403,11 @@ class OwnCompile:
         """Classes of modules that the script compiles."""
         self.functions: list[str] = []
         """Functions that the script compiles."""
+
+    def includes(self, module: nn.Module) -> bool:
+        """Tells whether the script compiles a module, its forward or a part of it."""
+        compiled = {*self.modules, *(name.removesuffix(".forward") for name in self.functions)}
+        return any(type(part).__name__ in compiled for part in module.modules())
 
     @contextmanager
     def answered(self, *, plainly: bool) -> Iterator[None]:

@@ -238,7 +238,7 @@ class Applier:
         self.is_applied = True
         name_targets(found.targets, vars(sys.modules["__main__"]))
         try:
-            apply_to_modules(self.settings, found.targets, found.block_shapes)
+            apply_to_modules(self.settings, found.targets, found.block_shapes, own_compile=self.own_compile)
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")
         losses = apply_to_losses(self.settings, found, UNTIL_EXIT)

@@ -23,7 +23,7 @@ from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.apply import apply_to_modules, apply_to_optimizers
+from compile_sweep.script.apply import OwnCompile, apply_to_modules, apply_to_optimizers
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
 from compile_sweep.script.library_arguments import accelerate_plugin, equivalents, training_arguments
@@ -177,6 +177,29 @@ def test_by_hand_a_model_is_compiled_in_place_and_its_copies_are_not() -> None:
         average.layer.bias.zero_()
     assert not average(x).any()
     assert model(x).any()
+
+
+@pytest.mark.parametrize("compiles_itself", [False, True])
+def test_evaluations_are_compiled_only_if_the_script_compiles_its_model(compiles_itself: bool) -> None:
+    torch._dynamo.reset()
+    model, own = Net(), OwnCompile()
+    if compiles_itself:
+        with own.answered(plainly=True):
+            torch.compile(model)
+    settings = CompileSettings.parse("scope=full,dynamic=static,backend=aot_eager")
+    apply_to_modules(settings, [Target(called=model, module=model, name="model")], {}, own_compile=own)
+    before = counters["stats"]["unique_graphs"]
+    model(torch.randn(8, 4))
+    model.eval()
+    for length in [3] if compiles_itself else range(1, 20):
+        with torch.no_grad():
+            model(torch.randn(length, 4))
+    assert counters["stats"]["unique_graphs"] - before == 1 + compiles_itself
+    model.train()
+    with torch.no_grad():  # as a generator in the step of its discriminator
+        model(torch.randn(8, 4))
+    model(torch.randn(8, 4))
+    assert counters["stats"]["unique_graphs"] - before == 2 + compiles_itself
 
 
 def test_by_hand_marks_wait_until_two_lengths_were_seen() -> None:
