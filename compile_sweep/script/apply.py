@@ -24,7 +24,14 @@ from compile_sweep.contract.installed_torch import config_module, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
-from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
+from compile_sweep.harness.source_runtime import (
+    checkpointed,
+    graphed_step,
+    marked_forward,
+    nested,
+    with_own_code,
+    with_tensor_rates,
+)
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -353,7 +360,8 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: b
     """
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
-    compiled: Call = _compile(inner, **{**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False})
+    arguments = {**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False}
+    compiled: Call = with_tensor_rates(optimizer, _compile(inner, **arguments))
     marks = settings.claims_cudagraphs and is_only
     if settings.claims_cudagraphs:
         compiled = graphed_step(optimizer, inner, compiled)

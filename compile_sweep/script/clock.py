@@ -7,11 +7,12 @@ duration.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from compile_sweep.harness.steady import synchronize
@@ -58,6 +59,7 @@ class StepClock:
         self._device = device
         self._steps: list[_Open] = []
         self._now: _Open | None = None
+        self._is_waiting = False
 
     def start(self) -> None:
         """Starts timing at the beginning of a step; earlier steps are forgotten."""
@@ -105,14 +107,15 @@ class StepClock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the block as waiting for data."""
-        if self._now is None:
+        """Counts the block as waiting for data, once if blocks are nested."""
+        if self._now is None or self._is_waiting:
             yield
             return
-        before = self._mark()
+        before, self._is_waiting = self._mark(), True
         try:
             yield
         finally:
+            self._is_waiting = False
             if self._now is not None:
                 self._now.waits.append((before, self._mark()))
 
@@ -127,17 +130,19 @@ class StepClock:
         return float(before.elapsed_time(after)) if self._device.type == "cuda" else 1e3 * (after - before)
 
 
-def loaders_watched(clock: Callable[[], StepClock | None]) -> AbstractContextManager[None]:
-    """Counts the time in iterators of `DataLoader` as waiting, in the block."""
+@contextmanager
+def loaders_watched(clock: Callable[[], StepClock | None]) -> Iterator[None]:
+    """Counts the time in iterators of `DataLoader` as waiting, in the block, and the time in which their workers start."""
 
     def wrapped(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def taken(iterator: Any) -> Any:
+        def taken(iterated: Any) -> Any:
             running = clock()
             if running is None:
-                return take(iterator)
+                return take(iterated)
             with running.waiting():
-                return take(iterator)
+                return take(iterated)
 
         return taken
 
-    return replaced(_BaseDataLoaderIter, "__next__", wrapped)
+    with replaced(_BaseDataLoaderIter, "__next__", wrapped), replaced(DataLoader, "__iter__", wrapped):
+        yield

@@ -1,0 +1,58 @@
+"""The clock of a script's steps: what it counts as waiting for data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from compile_sweep.script.clock import StepClock, loaders_watched
+
+PAUSE_S = 0.02
+
+
+class SlowToStart(DataLoader[Any]):
+    """A loader that takes a while before its first batch, like one whose workers start."""
+
+    def _get_iterator(self) -> Any:
+        time.sleep(PAUSE_S)
+        return super()._get_iterator()
+
+
+class Nested(IterableDataset[Any]):
+    """Batches of another loader, which takes a while for each."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in DataLoader(Slow(), batch_size=2):
+            yield from batch
+
+
+class Slow(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(4):
+            time.sleep(PAUSE_S)
+            yield torch.tensor(number)
+
+
+def waits_ms(loader: DataLoader[Any]) -> tuple[float, float]:
+    """Milliseconds of waiting and of everything in an epoch of steps that do nothing."""
+    clock = StepClock(torch.device("cpu"))
+    clock.start()
+    with loaders_watched(lambda: clock):
+        for _ in loader:
+            clock.step((1, 1))
+    times = clock.stop()
+    return sum(one.wait_ms for one in times), sum(one.ms for one in times)
+
+
+def test_a_loader_that_starts_its_workers_anew_at_each_epoch_is_waited_for() -> None:
+    wait_ms, whole_ms = waits_ms(SlowToStart([torch.ones(1)] * 3))
+    assert 1e3 * PAUSE_S <= wait_ms <= whole_ms
+
+
+def test_a_loader_inside_another_is_waited_for_once() -> None:
+    wait_ms, whole_ms = waits_ms(DataLoader(Nested(), batch_size=2))
+    assert 4e3 * PAUSE_S <= wait_ms <= whole_ms
