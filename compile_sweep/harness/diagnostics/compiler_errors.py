@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, SECOND_BACKWARD
 
 _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/", "torch/fx/experimental/")
 """Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and
@@ -18,7 +18,7 @@ def is_compiler_error(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and GRAPHS_MEMORY in str(error):  # raised by whatever operator reads the tensor
         return True
-    if not isinstance(error, RuntimeError) or error.__traceback__ is None:
+    if not isinstance(error, RuntimeError) or error.__traceback__ is None or SECOND_BACKWARD in str(error):
         return False
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     raising = [file for file in files if not file.endswith("torch/__init__.py")]  # which has torch._check

@@ -7,6 +7,9 @@ from compile_sweep.schema.causes.breaks import FAKE, NUMPY, Cause
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
 """In the error of a tensor in memory that a CUDA graph has used again."""
 
+SECOND_BACKWARD = "Trying to backward through the graph a second time"
+"""In the error of a step that goes back through an earlier one, which eager raises, too."""
+
 REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
 
 ERRORS = (
@@ -56,6 +59,12 @@ ERRORS = (
 """Causes of compiler errors."""
 
 EXCEPTIONS = (
+    Cause(
+        "graph of the step before",
+        "what the model keeps from step to step, such as a running mean or a hidden state, holds the graph of the step before: "
+        "detach it, self.state = state.detach()",
+        error=SECOND_BACKWARD,
+    ),
     Cause(
         "schedule that ends",
         "the learning rate's schedule has fewer steps than a trial makes, which warms up, times and compares: give it the "

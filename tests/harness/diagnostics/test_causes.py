@@ -159,6 +159,28 @@ def test_a_schedule_with_fewer_steps_than_a_trial_says_so() -> None:
     assert "the number of steps of a whole training run" in advice_of_a_trial(raised.value)
 
 
+def test_a_state_that_holds_the_graph_of_the_step_before_is_no_error_of_the_compilers_and_detached_it_works() -> None:
+    def run_steps(*, detaches: bool) -> None:
+        torch._dynamo.reset()
+        net = Net()
+
+        def forward(x: Tensor) -> Tensor:
+            y = net.layer(x)
+            mean = 0.9 * net.heat + 0.1 * y.exp().mean()
+            net.heat = mean.detach() if detaches else mean
+            return (y * net.heat).sum()
+
+        step = torch.compile(forward, backend="aot_eager")
+        for _ in range(2):
+            step(torch.randn(4, 8)).backward()
+
+    with pytest.raises(RuntimeError, match="second time") as raised:
+        run_steps(detaches=False)
+    assert not is_compiler_error(raised.value)
+    assert "self.state = state.detach()" in advice_of_a_trial(raised.value)
+    run_steps(detaches=True)
+
+
 def test_numpy_that_torch_computes_differently_is_told_and_mended_by_torch() -> None:
     x = torch.randn(4, 8)
     torch._dynamo.reset()
