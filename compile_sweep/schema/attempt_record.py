@@ -60,7 +60,12 @@ class AttemptRecord:
     workload: str = figure("what was trained", default="")
     size: str = figure("the size of the workload", default="")
     device: str | None = figure("the GPU's name; `cpu` on a CPU", missing=NOT_MEASURED)
-    num_workers: int = figure("processes that trained together", default=1, is_positive=True)
+    num_workers: int = figure(
+        "processes that trained together",
+        default=1,
+        limits=(0.0, 1e4),  # the report draws a lane for each
+        is_positive=True,
+    )
     cores: int | None = figure(
         "logical CPUs that worker 0 and all it started were bound to: its share of the host's, which is divided among the "
         "workers that may run on it at once",

@@ -58,6 +58,7 @@ def sealed(text: str) -> str:
 
 def unsealed(line: str) -> str:
     """Returns the JSON object that `sealed` was given; RecordsError if its checksum differs. Older lines have no checksum."""
+    line = line.removesuffix("\r")  # of a copy with Windows' line ends
     if (found := _CHECKSUM.search(line)) is None:
         return line
     text = line[: found.start()] + "}"

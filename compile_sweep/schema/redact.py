@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, quote_plus, unquote
@@ -35,13 +36,28 @@ _NAMED_SECRET = re.compile(
     r"|AUTHORIZATION|AUTH_(CONFIG|HEADER)|(^|_)(AUTH|BEARER|DSN|SAS|JWT)$|WEBHOOK|CONNECTION_?STRING",
     re.IGNORECASE,
 )
-_PARAMETER = re.compile(r"(?i)([?&;][^=&\s]*(?:secret|token|passw|credential|key|signature|sig)[^=&\s]*=)[^&\s'\"]+")
+_PARAMETER = re.compile(
+    r"(?i)([?&;#][^=&\s]*(?:secret|token|passw|credential|key|signature|sig|auth(?!or)|jwt)[^=&\s]*=)[^&\s'\"]+"
+)
+_PASSWORD_NAME = r"(?:secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:api|access|account|private|signing|wandb|openai)[_-]?key)"
+_SECRET_NAME = rf"(?:{_PASSWORD_NAME}|credentials?|pwd|(?<!pad_)(?<!pad-)token)"
+_MIXED = r"(?=[^\s\"',;&]{0,99}\d)(?=[^\s\"',;&]{0,99}[A-Za-z])(?![~./*])"
+"""Begins a value with letters and digits that is no path, which only says where a secret is kept."""
+_CHAR = r"[^\s\"',;&()\[\]{}<>$]"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
-    (  # keys of AWS, GitHub, GitLab, Slack, Hugging Face, Google and OpenAI, by the formats that they publish for scanners
+    (re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(-----END|$)", re.DOTALL), rf"\1{REDACTED}\2"),
+    (  # by the formats that services publish for scanners
         re.compile(
+            # AWS, GitHub, GitLab, Slack
             r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
-            r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|sk-[A-Za-z0-9_-]{20,})(?![\w-])"
+            r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"
+            # Hugging Face, Google, OpenAI and Anthropic, Stripe, npm, PyPI, Docker, NVIDIA, Replicate, SendGrid
+            r"|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|ya29\.[\w-]{20,}|sk-[A-Za-z0-9_-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"
+            r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|nvapi-[\w-]{30,}|r8_[A-Za-z0-9]{30,}|SG\.[\w-]{20,}\.[\w-]{20,}"
+            # Shopify, DigitalOcean, Databricks, a Telegram bot, a JSON web token
+            r"|shp(?:at|ca|pa|ss)_[a-f0-9]{32}|do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}|bot\d{6,12}:[\w-]{30,}"
+            r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})(?![\w-])"
         ),
         REDACTED,
     ),
@@ -49,7 +65,7 @@ _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
         re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?)[^\s\"',;]+"),
         rf"\1{REDACTED}",
     ),
-    (re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{16,}"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)\b(bearer\s+)(?=\S{0,99}\d)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
     (
         re.compile(r"(?i)([?&](?:sig|(?:x-amz-|x-goog-)?signature|[\w-]*(?:token|secret|password|passwd|api_?key))=)[^&\s'\"]+"),
         rf"\1{REDACTED}",
@@ -63,6 +79,27 @@ _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
     ),
 )
 """Patterns of text that looks like a secret wherever it stands, and their replacements."""
+
+_LOOKS_NAMED: Sequence[tuple[re.Pattern[str], str]] = (
+    (  # a value with letters and digits behind a name such as API_KEY= or "token":
+        re.compile(rf"(?i)({_SECRET_NAME}[\"']?\]?\s{{0,3}}(?:=>|[=:])\s{{0,3}}[bru]?[\"']?){_MIXED}{_CHAR}{{8,}}(?![\w(\[.])"),
+        rf"\1{REDACTED}",
+    ),
+    (  # any value directly behind a name that is surely a secret's, except names and numbers of code
+        re.compile(rf"(?i)({_PASSWORD_NAME}[\"']?(?:=|:\s?)[\"'])[^\s\"']{{4,}}(?=[\"'])"),
+        rf"\1{REDACTED}",
+    ),
+    (  # an option of a command line
+        re.compile(
+            rf"(?i)((?:^|\s)--?[\w-]{{0,40}}(?:(?:{_PASSWORD_NAME}|pwd)(?:\s{{1,3}}|=)(?!-)|token(?:\s{{1,3}}|=){_MIXED})[\"']?)"
+            rf"[^\s\"']{{4,}}"
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(?i)\b(x-api-key\s*[:=]\s*|(?:set-)?cookie:\s*)[^\s\"',]+"), rf"\1{REDACTED}"),
+)
+"""The same of a value behind the name of a secret, for lines that hold one of these words, because looking takes long."""
+_WORDS = ("secret", "passw", "passphrase", "key", "token", "credential", "pwd", "cookie")
 
 _SCHEME = re.compile(r"(?i)^(?:basic|bearer|token)\s+(?=\S+$)")
 _kept: set[str] = set()
@@ -154,9 +191,26 @@ def redact_json(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
             return _without(inner, secrets, short)
         if isinstance(inner, Mapping):
             return {cleared(name): cleared(member) for name, member in inner.items()}
-        return [cleared(member) for member in inner] if isinstance(inner, list | tuple) else inner
+        if not isinstance(inner, list | tuple):
+            return inner
+        words = [cleared(member) for member in inner]
+        for place, (option, word) in enumerate(pairwise(words), start=1):  # an option and its value are two words of a command
+            if isinstance(option, str) and isinstance(word, str) and option.startswith("-"):
+                words[place] = _without_named(f"{option} {word}").removeprefix(f"{option} ")
+        return words
 
     return cleared(value)
+
+
+def is_redacted(value: Any, written: Any) -> bool:
+    """Tells whether `written` is the JSON value with some of its text redacted, by whatever secrets were known then."""
+    if isinstance(value, Mapping) and isinstance(written, Mapping):
+        return value.keys() == written.keys() and all(is_redacted(value[name], written[name]) for name in value)
+    if isinstance(value, list | tuple) and isinstance(written, list | tuple):
+        return len(value) == len(written) and all(map(is_redacted, value, written))
+    if isinstance(value, str) and isinstance(written, str) and REDACTED in written:
+        return re.fullmatch(".+".join(map(re.escape, written.split(REDACTED))), value, re.DOTALL) is not None
+    return bool(value == written)
 
 
 def redact_logs(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
@@ -186,7 +240,20 @@ def _without(text: str, secrets: Sequence[str], short: re.Pattern[str] | None) -
         text = _ADDRESS.sub(lambda found: redact_uri(found[0]), text)
     for pattern, rest in _LOOKS_SECRET:
         text = pattern.sub(rest, text)
-    return text
+    if not _has_word(text):
+        return text
+    return "\n".join(_without_named(line) if _has_word(line) else line for line in text.split("\n"))
+
+
+def _has_word(text: str) -> bool:
+    lowered = text.lower()
+    return any(word in lowered for word in _WORDS)
+
+
+def _without_named(line: str) -> str:
+    for pattern, rest in _LOOKS_NAMED:
+        line = pattern.sub(rest, line)
+    return line
 
 
 _MAX_LAST_LINE_BYTES = 4000  # how much of the end of a process's output is searched for its last line

@@ -10,6 +10,7 @@ from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.journal import read_regular
+from compile_sweep.schema.redact import REDACTED
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptError, ScriptJob
 from compile_sweep.script.library_arguments import equivalents
@@ -54,6 +55,8 @@ def job_of(
     if script is None and stored is not None:
         before = ScriptJob.from_dict(stored)
         own = before.arguments if arguments is None else arguments
+        if any(REDACTED in word for word in own):
+            raise ConfigError("the script's arguments held a secret, which was not written down; give all of them again after --")
         return ScriptJob.of(
             before.given,
             own,

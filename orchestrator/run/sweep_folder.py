@@ -108,7 +108,8 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
         return []
     before = read_sweep(folder)
     for name in IDENTITY:
-        refuse_other(folder, name, config.to_dict()[name], before["config"].get(name))
+        mine, theirs = config.to_dict()[name], before["config"].get(name)
+        refuse_other(folder, name, theirs if redact.is_redacted(mine, theirs) else mine, theirs)
     for name in environment.decisive:
         theirs, mine = before["environment"].get(name), getattr(environment, name)
         if theirs != mine and not (name == "cpu" and only_drives(config, environment)):
@@ -122,9 +123,10 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
 def refuse_other(folder: Path, name: str, mine: Any, theirs: Any) -> None:
     """Raises SweepFolderError if this field of `IDENTITY` is another one in the folder's sweep."""
     mine, theirs = map(_without_missing, (mine, theirs))
+    shown = redact.redact_json(mine)
     if mine != theirs:
         raise SweepFolderError(
-            f"{folder} holds another sweep: its {name} is {theirs!r}, not {mine!r}; name another --output or use its {name}"
+            f"{folder} holds another sweep: its {name} is {theirs!r}, not {shown!r}; name another --output or use its {name}"
         )
 
 

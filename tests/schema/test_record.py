@@ -189,6 +189,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "a negative size": ({"peak_memory_bytes": -1}, "peak_memory_bytes is -1"),
     "a negative count": ({"graphs": -1}, "graphs is -1"),
     "no workers": ({"num_workers": 0}, "num_workers is 0"),
+    "workers without end": ({"num_workers": 10**9}, "num_workers is 1e+09"),
     "a share above one": ({"cpu_pressure": 1.5}, "from 0 to 1"),
     "a gap that is too large to divide": ({"numerics": {"loss": {"gap": 1e300, "tolerance": 0.1}}}, "numerics is 1e+300"),
     "a figure outside of its interval": ({"samples_per_s": 99_999.0}, "outside of its interval"),

@@ -167,6 +167,13 @@ def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_
     assert read(tmp_path)[0].wall_s == 62.5
 
 
+def test_a_copy_with_other_line_ends_is_read(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    log = tmp_path / TRIALS_FILE
+    log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n"))
+    assert [one.trial_id for one in read(tmp_path)] == ["1"]
+
+
 def test_a_secret_that_is_a_word_of_a_setting_damages_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_PASSWORD", "reduce-overhead")
     append(tmp_path, record("1", reason="the password is reduce-overhead"))

@@ -153,6 +153,22 @@ LOOKS_SECRET = {
     "GitLab's token": (f"glpat-{CANARY}", "***"),
     "Hugging Face's token": (f"hf_{CANARY}", "***"),
     "Slack's token": (f"xoxb-12345-{CANARY}", "***"),
+    "Slack's app token": (f"xapp-1-A1-{CANARY}", "***"),
+    "Stripe's key": (f"sk_live_{CANARY}", "***"),
+    "npm's token": (f"npm_{CANARY}", "***"),
+    "NVIDIA's key": (f"nvapi-{CANARY}", "***"),
+    "a bot's address": (f"https://api.telegram.org/bot123456789:{CANARY}/send", "https://api.telegram.org/***/send"),
+    "a JSON web token": (f"eyJhbGciOiJIUzI1NiJ9.{CANARY}.{CANARY}", "***"),
+    "a private key": (f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n-----END", "-----BEGIN PRIVATE KEY-----***-----END"),
+    "a variable that is printed": (f"AWS_SECRET_ACCESS_KEY={CANARY}", "AWS_SECRET_ACCESS_KEY=***"),
+    "a variable of Python": (f"config = {{'auth_token': '{CANARY}', 'x': 1}}", "config = {'auth_token': '***', 'x': 1}"),
+    "a field of JSON": (f'{{"api_key": "{CANARY}"}}', '{"api_key": "***"}'),
+    "a line of YAML": (f"password: {CANARY}", "password: ***"),
+    "an option": (f"train.py --wandb-key {CANARY} --lr 1", "train.py --wandb-key *** --lr 1"),
+    "an option with =": (f"train.py --api-token={CANARY}", "train.py --api-token=***"),
+    "a header of a key": (f"x-api-key: {CANARY}", "x-api-key: ***"),
+    "a connection string": (f"AccountName=x;AccountKey={CANARY};Suffix=y", "AccountName=x;AccountKey=***;Suffix=y"),
+    "a fragment": (f"https://host/done#access_token={CANARY}", "https://host/done#access_token=***"),
 }
 
 
@@ -169,6 +185,8 @@ def test_what_looks_like_a_secret_is_hidden_wherever_it_stands(said: str, withou
         "scope=full,mode=max-autotune?settings_key=scope=full",
         "the bearer of this", "basic arithmetic of bfloat16", "task-12345678901234567890123", "authorization is needed",
         "--settings scope=regional,dynamic=mark", "sk-learn", "https://discord.com/channels/1", "?size=tiny&seed=1",
+        "max_tokens=4096 and pad_token_id=50256", "token = tokenizer2.encode(text)", "--tokens-per-batch 128k", "api_key=None",
+        "key_padding_mask=x1", "unexpected token: 'x1'", "--password", "secret=os.environ['A1']", "a token of 12 characters",
     ],
 )  # fmt: skip
 def test_what_only_resembles_a_secret_stays(text: str) -> None:
@@ -185,6 +203,18 @@ def test_what_stands_within_a_variable_is_hidden_apart_from_it() -> None:
 def test_values_in_lists_and_objects_and_names_are_looked_through() -> None:
     found = redact_json({"a": ["hf_planted_token", 1, None, {"hf_planted_token": 2.5}], "b": ("x",)}, ENVIRON)
     assert found == {"a": ["***", 1, None, {"***": 2.5}], "b": ["x"]}
+
+
+def test_an_option_of_a_list_hides_the_word_after_it() -> None:
+    words = ["--lr", "1e-4", "--wandb-key", "planted1", "--password", "planted2", "--data", "x1", "--token"]
+    assert redact_json(words, {}) == ["--lr", "1e-4", "--wandb-key", "***", "--password", "***", "--data", "x1", "--token"]
+
+
+def test_what_was_written_of_a_value_is_known_again() -> None:
+    value = {"arguments": ["--lr", "1", "--password", "planted1"], "seed": 0}
+    assert redact.is_redacted(value, redact_json(value, {}))
+    assert not redact.is_redacted({**value, "seed": 1}, redact_json(value, {}))
+    assert not redact.is_redacted({**value, "arguments": ["--lr", "2", "--password", "x"]}, redact_json(value, {}))
 
 
 def test_what_is_kept_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

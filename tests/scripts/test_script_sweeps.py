@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from compile_sweep.schema import record
+from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.redact import redact_json
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.winner import settings_of
 from orchestrator.plan.recipes import AS_WRITTEN
-from orchestrator.plan.scripts import findings_lines, split_arguments
+from orchestrator.plan.scripts import findings_lines, job_of, split_arguments
 from orchestrator.sweep import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,3 +133,15 @@ def test_a_sweep_keeps_the_environment_and_ends_with_a_script_that_cannot_be_mea
     (trial,) = record.read(tmp_path / "sweep")
     assert "the script ended after 0 steps with the message 'no data, once, threads: 1'" in str(trial.reason)
     assert "2 of 3 settings did not run (the script as it is could not be measured)" in run.stdout + run.stderr
+
+
+def test_a_secret_among_the_arguments_has_to_be_given_again(folder: Path) -> None:
+    job = job_of(str(folder / "char_lm.py"), ["--lr", "1", "--password", "planted1"])
+    assert job is not None
+    stored = redact_json(job.to_dict(), {})
+    assert stored["arguments"] == ["--lr", "1", "--password", "***"]
+    with pytest.raises(ConfigError, match="held a secret, which was not written down; give all of them again after --"):
+        job_of(None, None, stored=stored)
+    again = job_of(None, job.arguments, stored=stored)
+    assert again is not None
+    assert again.arguments == job.arguments
