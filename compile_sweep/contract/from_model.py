@@ -195,7 +195,7 @@ class ModelWorkload(Workload):
         self._uses: TensorUses | None = None
         self._reused: list[str] | None = None
         self._parts: list[str] | None = None
-        self._runs_first: bool | None = None
+        self._first_changes: list[str] | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = self._found_changes()
         names = self.raw_batches(0)[0]
@@ -263,19 +263,19 @@ class ModelWorkload(Workload):
         if any(weights.is_meta for weights in model.parameters()):
             return model
         raw = min(self.raw_batches(0), key=self.length_of)
-        if self._runs_first is None:
+        if self._first_changes is None:
             other = copied(model)
-            self._runs_first = other is not None and bool(first_forward_changes(other, raw, on_shapes=True))
-        if self._runs_first:
+            self._first_changes = first_forward_changes(other, raw, on_shapes=True) if other is not None else []
+        if self._first_changes:
             first_forward_changes(model, raw, on_shapes=False)
         return model
 
     @property
-    def runs_first(self) -> bool:
-        """Whether the model is run once before it is compiled, because its first forward changes it."""
-        if self._runs_first is None:
+    def first_changes(self) -> list[str]:
+        """What the model's first forward changes, because of which it is run once before it is compiled."""
+        if self._first_changes is None:
             self.build_model()
-        return bool(self._runs_first)
+        return self._first_changes or []
 
     def memory_format(self) -> MemoryFormat | None:
         return preferred_memory_format(self.build_model())
@@ -375,10 +375,8 @@ class ModelWorkload(Workload):
         return _inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
-        if module == "":
+        if module == "" or not self._changes.dims:
             return self._changes.dims
-        if not self._changes.dims:
-            return {}
         if module not in self._dims:
             model = self.build_model()
             names = list(dict.fromkeys([module, *self.regions(model), *self.parts()]))
@@ -479,7 +477,8 @@ class ModelWorkload(Workload):
 
     def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
         self.raw_batches(0)
-        first = ["runs the model once before anything is compiled: its first forward installs hooks"] if self.runs_first else []
+        changes = " and ".join(self.first_changes)
+        first = [f"runs the model once before anything is compiled: its first forward {changes}"] if changes else []
         lengths = self._changes.lengths if policy and self.pads else ()
         pads = policy is not None and any(policy.padded(length) != length for length in lengths)
         return [*self._remarks[0], *first, *(self.padding_lines() if pads else ())]

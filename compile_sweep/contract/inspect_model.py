@@ -483,7 +483,7 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
 
 
 def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_shapes: bool) -> list[str]:
-    """Runs the model once, without dropout, and returns the names of modules to which that adds hooks or a forward.
+    """Runs the model once, without dropout, and returns what that changes: `installs hooks`, `sets config.problem_type`.
 
     Args:
         model: Takes a batch's tensors by name. Its gradients and its mode are restored.
@@ -501,7 +501,8 @@ def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_s
         for module, mode in training.items():
             module.training = mode
         model.zero_grad(set_to_none=True)
-    return [name for name, attached in _attached(model).items() if attached != before.get(name, attached)]
+    changed = [what for what, value in _attached(model).items() if before.get(what, value) != value]
+    return list(dict.fromkeys(f"sets config.{name}" if of == "config" else "installs hooks" for of, _, name in changed))
 
 
 def initialize_lazy_weights(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
@@ -513,11 +514,21 @@ def initialize_lazy_weights(model: nn.Module, batch: Mapping[str, Tensor]) -> No
         model.zero_grad(set_to_none=True)
 
 
-def _attached(model: nn.Module) -> dict[str, tuple[int, bool]]:
-    return {
-        name: (len(module._forward_hooks) + len(module._forward_pre_hooks), "forward" in vars(module))
-        for name, module in model.named_modules()
-    }
+def _attached(model: nn.Module) -> dict[tuple[str, Any, str], Any]:
+    """Returns what a first forward may change: hooks and forwards of modules, and plain values of configurations."""
+    found: dict[tuple[str, Any, str], Any] = {}
+    configs: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        found["module", name, ""] = hooks, "forward" in vars(module)
+        if hasattr(config := vars(module).get("config"), "__dict__"):
+            configs.setdefault(id(config), config)
+    for number, config in enumerate(configs.values()):
+        plain = {
+            name: value for name, value in vars(config).items() if value is None or isinstance(value, bool | int | float | str)
+        }
+        found |= {("config", number, name): value for name, value in plain.items()}
+    return found
 
 
 def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor], before_again: Callable[[], None] = lambda: None) -> None:

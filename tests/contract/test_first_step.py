@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,27 @@ def test_a_step_of_ones_own_leaves_the_gradients_that_the_loss_would() -> None:
         torch.testing.assert_close([w.grad for w in model.parameters()], [w.grad for w in expected.parameters()])
         with pytest.raises(SettingsError, match="use scope=modular, the model alone"):
             workload.validate(CompileSettings.parse("scope=full"))
+
+
+class Settled(nn.Linear):
+    """Decides in its first forward what it computes, as the classifiers of Hugging Face's do, and installs a hook."""
+
+    def __init__(self, *, hooks: bool) -> None:
+        super().__init__(8, 3)
+        self.config = SimpleNamespace(problem_type=None, labels=3, layers=[1])
+        self.hooks = hooks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.hooks and not self._forward_hooks:
+            self.register_forward_hook(lambda module, inputs, output: output)
+        self.config.problem_type = self.config.problem_type or "single_label_classification"
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+def test_a_model_whose_first_forward_sets_its_configuration_is_run_once_before_anything_is_compiled(hooks: bool) -> None:
+    workload = WorkloadFromModel(lambda: Settled(hooks=hooks), batch_of, loss_of, num_batches=2)()
+    what = "installs hooks and sets config.problem_type" if hooks else "sets config.problem_type"
+    assert workload.remarks() == [f"runs the model once before anything is compiled: its first forward {what}"]
+    assert workload.build_model().get_submodule("model").config.problem_type == "single_label_classification"
+    assert made().remarks() == []
