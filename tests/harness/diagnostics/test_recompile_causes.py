@@ -519,6 +519,24 @@ def test_a_dictionary_that_only_the_first_forward_fills_does_not_grow() -> None:
     assert cause.name == "made in the first forward"
 
 
+def with_initialization_from_data(net: Net, x: Tensor) -> Tensor:
+    if net.flag:
+        net.heat.copy_(x.std())
+        net.flag = False
+    return net.layer(x / net.heat)
+
+
+def test_a_flag_that_the_first_forward_clears_takes_no_graph_after_one_forward() -> None:
+    def run_first(net: Net, number: int) -> contextlib.nullcontext[None]:
+        if number == 0:
+            net(torch.randn(4, 8))
+        return contextlib.nullcontext()
+
+    (series,) = fold_recompiles(run(with_initialization_from_data).recompile_reasons)
+    assert "run one forward before compiling" in (cause_of_series(series) or _NAMED["another object"]).advice
+    assert run(with_initialization_from_data, around=run_first).graphs == 1
+
+
 def with_duration(net: Net, x: Tensor) -> Tensor:
     began = time.perf_counter()
     y = net.layer(x)
