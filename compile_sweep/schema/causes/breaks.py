@@ -306,6 +306,12 @@ BREAKS = (
         headline=r"graph break in loop",
     ),
     Cause(
+        "iterator made outside",
+        "torch.compile cannot take the next value of an iterator that was made outside the forward: take it before the step, and "
+        "pass it in as a tensor or write it to a buffer",
+        explanation=r"support next\(\) on (cycle|count|repeat|chain|zip|map|generator)\b",
+    ),
+    Cause(
         "break in a comprehension",
         "a break inside a comprehension or generator leaves the whole function uncompiled: fix the break inside it first",
         headline=r"Reconstruction failure|Missing tp_iternext|Read uninitialized cell|Generator reconstruction",

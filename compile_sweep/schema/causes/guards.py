@@ -221,7 +221,8 @@ GUARDS = (
     ),
     Cause(
         "another object",
-        "the object it was compiled for was replaced by another: keep modules and functions the same in every step",
+        "the object it was compiled for was replaced by another: keep modules and functions the same in every step; where it is "
+        "one of a few, such as the modes of an Enum, each takes a graph",
         guard=r"___check_|\S+ is \S+",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import random
@@ -267,6 +268,17 @@ def with_activations_on_the_cpu(net: Net, x: Tensor) -> Tensor:
         return net.layer(x)
 
 
+IN_TURN = itertools.cycle((0.5, 1.0))
+
+
+def with_values_in_turn(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * next(IN_TURN)
+
+
+def with_value_of_a_buffer(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * net.heat
+
+
 def with_break_in_a_comprehension(net: Net, x: Tensor) -> Tensor:
     return torch.stack([doubled(layer(x)) for layer in net.layers])
 
@@ -282,6 +294,7 @@ def with_match_kept(net: Net, x: Tensor) -> Tensor:
 
 BREAKS_OF_PYTHON = [
     Case("value that is not a tensor", with_match_kept, plain),
+    Case("iterator made outside", with_values_in_turn, with_value_of_a_buffer),
     Case("break in a comprehension", with_break_in_a_comprehension, with_comprehension),
     Case("numpy and scipy", with_numpy_padding, with_torch_padding),
     Case("print, logging and warnings", with_text_kept, with_tensor_kept),
