@@ -67,7 +67,8 @@ def _is_own_layer(module: nn.Module) -> bool:
 
 
 def _is_own(module: nn.Module) -> bool:
-    return not type(module).forward.__module__.startswith("torch.")
+    forward = getattr(type(module), "forward", None)  # the class of a torch.jit.ScriptModule has none
+    return forward is not None and not forward.__module__.startswith("torch.")
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:

@@ -117,6 +117,8 @@ class Discovery:
     """Names of functions of `torch.nn.functional` that gradients pass through likewise."""
     num_functional: int = 0
     """Number of gradients taken by torch.func."""
+    num_taken: int = 0
+    """Number of gradients taken by `torch.autograd.grad`."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
@@ -358,6 +360,15 @@ class Watch:
 
             return taken
 
+        def counting(gradients: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                found.num_taken += 1
+                self._on_functional()
+                return gradients(*args, **kwargs)
+
+            return counted
+
+        self._undo.enter_context(replaced(torch.autograd, "grad", counting))
         transforms = private("torch._functorch", "eager_transforms")
         for name in ("grad_and_value_impl", "_vjp_with_argnums"):
             if hasattr(transforms, name):

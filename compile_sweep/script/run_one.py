@@ -7,8 +7,10 @@ Next to that file, it leaves `outcome` (JSON: a measurement, or an error), `traj
 import io
 import json
 import os
+import pty
 import sys
 import sysconfig
+import termios
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -214,13 +216,23 @@ class _Nothing(io.RawIOBase):
 
 @contextmanager
 def empty_standard_input() -> Iterator[Callable[[], bool]]:
-    """Makes standard input empty in the block; yields a function that tells whether it was read."""
-    kept, nothing = sys.stdin, _Nothing()
+    """Makes standard input empty in the block; yields a function that tells whether it was read.
+
+    Below Python, it is a terminal of the usual size at its end, because progress bars ask `stty size` how wide they may be.
+    """
+    kept, nothing, kept_below = sys.stdin, _Nothing(), os.dup(0)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(nothing))
+    terminal, below = pty.openpty()
+    termios.tcsetwinsize(below, (24, 80))
+    os.write(terminal, b"\x04" * 1000)  # each ends one read
+    os.dup2(below, 0)
     try:
         yield lambda: nothing.was_read
     finally:
         sys.stdin = kept
+        os.dup2(kept_below, 0)
+        for descriptor in (terminal, below, kept_below):
+            os.close(descriptor)
 
 
 READ_NOTHING = "it read standard input, which is empty in a trial; have it read a file that an argument names"
@@ -277,7 +289,7 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
         return ScriptError(
             f"the script ended after {steps} steps, and a figure takes some 50, more if they are short; have it train for longer"
         )
-    if session.num_losses:
+    if session.num_losses or session.found.num_taken:
         return ScriptError(NO_OPTIMIZER)
     if session.processes.number:
         return ScriptError(ELSEWHERE)

@@ -214,7 +214,7 @@ class Session:
             self._step()
         else:
             self.found.marked = True
-            if self._step_losses:  # there is none when a loop begins
+            if self._step_losses or self.found.num_taken:  # there is none when a loop begins
                 self.found.num_marked += 1
                 self.found.settle()
             self._step_losses.clear()
@@ -235,6 +235,9 @@ class Session:
     def _take_functional(self) -> None:
         if self.is_functional and self.found.num_functional > MAX_FUNCTIONAL:
             self._fail(ScriptError(FUNCTIONAL))
+        found = self.found
+        if found.num_taken > MAX_FUNCTIONAL and not (self.num_losses or found.optimizers or found.constructed or found.marked):
+            self._fail(ScriptError(NO_OPTIMIZER))
 
     def _watched_step(self) -> None:
         self._step_losses.clear()

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +34,7 @@ from compile_sweep.script.job import SEE_OUTPUT, ScriptJob, needs_launcher
 if TYPE_CHECKING:
     from compile_sweep.harness.compile_cache.artifact import Artifact
     from compile_sweep.harness.numerics.gradient_check import GradientCheck
+    from compile_sweep.harness.numerics.references import References
 
 POLL_S = 0.1
 
@@ -200,6 +201,8 @@ class ScriptTrial:
         with self._only_one():
             fits = self.side_by_side and outcome["fits_side_by_side"] and not self.job.in_place
             self._make_references(outcome["facts"]["draws"], side_by_side=fits)
+            if self.agree(self.is_first and _references(self._eager_runs, outcome).eager.random):
+                self._make_references(True, side_by_side=fits)
             judged = _judged(folder, self._eager_runs, self.settings, outcome, findings) if self.is_first else {}
             if self.agree(self.is_first and may_be_chance(judged["numerics"])):
                 self._make_references(True, side_by_side=fits, more=MORE_PERTURBED)
@@ -371,7 +374,6 @@ def _judged(
     from compile_sweep.script import numerics
 
     eager, again = (numerics.load(references / f"{kind}-0") for kind in ("eager", "again"))
-    perturbed = [numerics.load(path) for path in sorted(references.glob("perturbed-*"))]
     if apart := numerics.distance(eager, again):
         findings.append(
             f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
@@ -379,13 +381,24 @@ def _judged(
         )
     judged = judge(
         numerics.load(folder / "trajectory"),
-        numerics.references(eager, again, perturbed, outcome["facts"]["rounding"]),
+        _references(references, outcome),
         outcome["losses"],
         gradient_check=_gradient_check(outcome["gradient_check"]),
         settings=settings,
         is_script=True,
     )
     return {"numerics": judged.to_dict()}
+
+
+def _references(folder: Path, outcome: Mapping[str, Any]) -> References:
+    """Loads the eager runs. If they differ from the first step on, as with data that no seed fixes, they count as random."""
+    from compile_sweep.harness.numerics.check import differs
+    from compile_sweep.script import numerics
+
+    eager, again = (numerics.load(folder / f"{kind}-0") for kind in ("eager", "again"))
+    perturbed = [numerics.load(path) for path in sorted(folder.glob("perturbed-*"))]
+    found = numerics.references(eager, again, perturbed, outcome["facts"]["rounding"])
+    return found if differs(found) is None else replace(found, eager=replace(eager, random=True))
 
 
 def _gradient_check(values: Mapping[str, Any] | None) -> GradientCheck | None:

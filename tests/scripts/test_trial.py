@@ -14,10 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsage, gather_artifacts, restore_artifacts
 from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
+from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.outcome import Phase, judge_measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics, trial
@@ -360,6 +362,7 @@ def test_what_random_numbers_may_explain_is_judged_again_by_more_eager_runs(
     verdicts = iter([{"numerics": NEAR | changes}, {"numerics": {"status": "ok"}}])
     monkeypatch.setattr(ScriptTrial, "_make_references", lambda self, draws, *, side_by_side, more=0: made.append(more))
     monkeypatch.setattr(trial, "_judged", lambda *given: next(verdicts))
+    monkeypatch.setattr(trial, "_references", lambda *given: SimpleNamespace(eager=SimpleNamespace(random=False)))
     (tmp_path / "train.py").write_text("")
     run = ScriptTrial(
         job=ScriptJob.of("train.py", folder=str(tmp_path)),
@@ -370,3 +373,46 @@ def test_what_random_numbers_may_explain_is_judged_again_by_more_eager_runs(
     found = run.judge_numbers(tmp_path, {"facts": {"draws": True}, "fits_side_by_side": True}, [])
     assert made == ([0, MORE_PERTURBED] if expected else [0])
     assert found["numerics"]["status"] == ("ok" if expected else (NEAR | changes)["status"])
+
+
+def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[bool, int]] = []
+
+    def kept(name: str, loss: float) -> None:
+        run = Trajectory(
+            losses=[loss, loss / 2],
+            gradients={"net": [loss, loss]},
+            updates={"net": [0.1, 0.1]},
+            movement={"net": torch.full((4,), loss / 50, dtype=torch.float64)},
+            start_norms={"net": 1.0},
+            buffers={},
+            buffer_norms={},
+            weights=torch.float32,
+            random=False,
+        )
+        numerics.save(run, tmp_path / name)
+
+    def make(self: ScriptTrial, draws: bool, *, side_by_side: bool, more: int = 0) -> None:
+        made.append((draws, more))
+        for number in range(3 if draws else 1):
+            kept(f"perturbed-{number}", 1.2 + number / 10)
+
+    kept("eager-0", 1.0)
+    kept("again-0", 1.4)
+    kept("trajectory", 1.3)
+    monkeypatch.setattr(ScriptTrial, "_make_references", make)
+    (tmp_path / "train.py").write_text("")
+    job = ScriptJob.of("train.py", folder=str(tmp_path))
+    run = ScriptTrial(job=job, settings=CompileSettings.parse("scope=full"), base=tmp_path, references=tmp_path)
+    facts = {"draws": False, "rounding": 2.0**-24}
+    findings: list[str] = []
+    outcome = {"facts": facts, "fits_side_by_side": True, "losses": [1.0], "gradient_check": None}
+    found = run.judge_numbers(tmp_path, outcome, findings)["numerics"]
+    assert made[:2] == [(False, 0), (True, 0)]
+    assert (found["status"], found["random"]) == ("ok", True)
+    assert findings == [
+        "not deterministic: two eager runs are 29 % apart in loss or gradients after the first steps; compiled runs are allowed "
+        "as much"
+    ]

@@ -172,7 +172,7 @@ def judge(
         status, worst = NumericsStatus.NAN, bad.text
     elif steady_bad is not None:
         status, worst = NumericsStatus.NAN, f"loss of timed step {steady_bad} is not finite"
-    elif differing := _differing(references):
+    elif differing := differs(references):
         status, worst = NumericsStatus.EAGER_UNSTABLE, differing
     else:
         status = NumericsStatus.DIVERGES if outside else NumericsStatus.OK
@@ -275,7 +275,7 @@ _REPEATS_SHARE = 1e-3
 """
 
 
-def _differing(references: References) -> str | None:
+def differs(references: References) -> str | None:
     """Says that eager steps with equal weights and rows do not repeat although they draw no random numbers; else None."""
     eager = references.eager
     if eager.random:
