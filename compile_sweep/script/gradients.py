@@ -162,6 +162,8 @@ class _Call:
         """Runs forward and backward; returns the sum that replaces the loss."""
         self._state.put_back()
         kind = self._target.device.type
+        if kind == "cuda":  # where a script's steps are marked, CUDA graphs would be recorded anew at each call within one
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.enable_grad(), torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None):
             args, kwargs = pytree.tree_map_only(Tensor, lambda one: one.clone() if one.requires_grad else one, self._arguments)
             outputs = list(_tensors(self._run(*args, **kwargs)))

@@ -95,11 +95,13 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
     def mentions(*words: str) -> bool:
         return any(word in text for word in words)
 
-    is_convolutional = mentions("conv2d", "conv3d", "resnet", "convnext", "torchvision.models", "timm", "unet")
+    is_3d = mentions("conv3d", "spatial_dims=3", "unet3d", "torchvision.models.video") and not mentions("conv2d")
+    is_convolutional = is_3d or mentions("conv2d", "resnet", "convnext", "torchvision.models", "timm", "unet")
+    layout = MemoryFormat.CHANNELS_LAST_3D if is_3d else MemoryFormat.CHANNELS_LAST
     return replace(
         SCRIPT_FACTS,
         options={} if job.batch_argument is None else {"batch_size": int},
-        memory_format=MemoryFormat.CHANNELS_LAST if is_convolutional or mentions("image", "pixel", "vision") else None,
+        memory_format=layout if is_convolutional or mentions("image", "pixel", "vision") else None,
         regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
         has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,

@@ -380,7 +380,7 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     """Tells whether a setting has a lever that a model with these facts has no use for."""
     if setting.sdpa_kernel is not None and facts.has_attention is False:
         return True
-    if setting.memory_format is not None and facts.memory_format is None:
+    if setting.memory_format not in (None, facts.memory_format):
         return True
     if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
         return True

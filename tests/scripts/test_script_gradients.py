@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
-from compile_sweep.script.gradients import together
+from compile_sweep.script.discover import Target
+from compile_sweep.script.gradients import CallRecorder, check_calls, together
 from tests.scripts.conftest import Run
 
 AOT = "scope=full,dynamic=auto,backend=aot_eager"
@@ -91,3 +94,24 @@ def test_several_modules_are_wrong_if_one_is_and_right_if_all_are() -> None:
     assert together({"netG": right, "netD": unknown}).reason == "netD: the loss is not finite"
     assert together({"netG": right}).outcome is Outcome.OK
     assert together({}).outcome is Outcome.SKIPPED
+
+
+@pytest.mark.gpu
+def test_a_check_records_no_cuda_graphs_anew_where_steps_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    recorded: list[None] = []
+    record = CUDAGraphTreeManager.record_function
+    monkeypatch.setattr(CUDAGraphTreeManager, "record_function", lambda *given: recorded.append(None) or record(*given))
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 10)).cuda()
+    compiled, target, recorder = torch.compile(model, mode="reduce-overhead"), Target(model, model, "model"), CallRecorder()
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()  # as a compiled optimizer's step does
+        outputs = recorder.call(target, compiled, (torch.randn(64, 16, device="cuda"),), {})
+        outputs.square().mean().backward()
+    before = len(recorded)
+    assert before > 0
+    found = check_calls(recorder.calls, {target: compiled}, lambda _: 1e-6)
+    assert (found.outcome, found.reason) == (Outcome.OK, None)
+    assert found.evaluations > 4
+    assert len(recorded) <= before + 2

@@ -233,6 +233,21 @@ def test_auto_begins_with_a_script_as_it_is_and_reads_what_it_mentions(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("nn.Conv3d(1, 8, 3)", "channels_last_3d"),
+        ("UNet(spatial_dims=3, in_channels=1)", "channels_last_3d"),
+        ("torchvision.models.video.r3d_18()", "channels_last_3d"),
+        ("nn.Conv3d if volumes else nn.Conv2d", "channels_last"),
+        ("nn.Linear(8, 8)", None),
+    ],
+)
+def test_a_script_of_volumes_is_tried_in_the_memory_format_of_volumes(tmp_path: Path, text: str, layout: str | None) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert script_facts(ScriptJob.of("train.py", folder=str(tmp_path))).memory_format == layout
+
+
+@pytest.mark.parametrize(
     ("name", "complaint"),
     [
         ("quickstrat", r"no recipe is called 'quickstrat'; did you mean quickstart\?"),

@@ -226,6 +226,7 @@ def _measured(rows: Mapping[str, Any]) -> list[tuple[CompileSettings, Any]]:
     [
         ({"memory_format": "channels_last", "has_blocks": True, "regional_share": 0.2}, {"memory_format", "regional"}),
         ({"memory_format": None, "has_blocks": True, "regional_share": 0.2}, {"regional"}),
+        ({"memory_format": "channels_last_3d", "has_blocks": True, "regional_share": 0.2}, {"regional"}),
         ({"memory_format": "channels_last", "has_blocks": False}, {"memory_format"}),
         ({"memory_format": ["?"], "has_blocks": None, "regional_share": "?"}, {"regional"}),
     ],
