@@ -202,7 +202,7 @@ class Sharing:
         from orchestrator.artifacts.redis import URL_VARIABLE, environment_for
 
         address = environment_for(self._address)[URL_VARIABLE]
-        with sealed_redis(SigningKey.load(), address) as refused:
+        with sealed_redis(SigningKey.load(), address, self._fault) as refused:
             try:
                 yield
             finally:

@@ -29,17 +29,19 @@ class Signer(Protocol):
 
 
 @contextmanager
-def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
+def sealed_redis(seal: Signer, address: str, say: Callable[[str], None] = print) -> Iterator[list[str]]:
     """Signs values that this process writes to Redis and accepts only signed ones while the block lasts.
 
     Args:
         address: Address of the server, such as `redis://:password@host:6379/0`. It is passed directly because torch would take it
             from an environment variable, which it writes, with the password, into every graph that it stores.
+        say: Gets one sentence if the server is lost, which is then not asked again: each of torch's caches would wait for it.
 
     Yields:
         Keys of values that were refused so far.
     """
     refused: list[str] = []
+    is_lost = False
     patched: Any = RedisRemoteCacheBackend
     connect, get, put = patched.__init__, RedisRemoteCacheBackend._get, RedisRemoteCacheBackend._put
 
@@ -49,8 +51,25 @@ def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
         RemoteCacheBackend.__init__(backend)
         backend._redis = redis.Redis.from_url(address)
 
+    def answer(backend: RedisRemoteCacheBackend, call: Callable[..., bytes | None], *arguments: Any) -> bytes | None:
+        import redis
+
+        nonlocal is_lost
+        if is_lost:
+            return None
+        why = "no connection"
+        try:
+            found = call(backend, *arguments)
+            if backend._redis is not None:  # torch gives up a server that refuses or closes the connection
+                return found
+        except redis.RedisError as error:
+            why = type(error).__name__
+        is_lost, backend._redis = True, None
+        say(f"the Redis server was lost while compiling ({why}), and nothing more was shared through it")
+        return None
+
     def sealed_get(backend: RedisRemoteCacheBackend, key: str) -> bytes | None:
-        found = _answer(backend, get, key)
+        found = answer(backend, get, key)
         if found is None:
             return None
         signature, end, data = found.partition(_END)
@@ -60,24 +79,13 @@ def sealed_redis(seal: Signer, address: str) -> Iterator[list[str]]:
         return None
 
     def sealed_put(backend: RedisRemoteCacheBackend, key: str, data: bytes) -> None:
-        _answer(backend, put, key, seal.sign(_message(key, data)).encode("ascii") + _END + data)
+        answer(backend, put, key, seal.sign(_message(key, data)).encode("ascii") + _END + data)
 
     patched.__init__, patched._get, patched._put = connected, sealed_get, sealed_put
     try:
         yield refused
     finally:
         patched.__init__, patched._get, patched._put = connect, get, put
-
-
-def _answer(backend: RedisRemoteCacheBackend, call: Callable[..., bytes | None], *arguments: Any) -> bytes | None:
-    import redis
-
-    try:
-        return call(backend, *arguments)
-    except redis.RedisError as error:
-        print(f"the Redis server is done without from here: {type(error).__name__}", flush=True)
-        backend._redis = None
-        return None
 
 
 def _message(key: str, data: bytes) -> bytes:

@@ -57,6 +57,27 @@ def test_another_process_with_the_key_reads_it_and_one_with_another_key_does_not
     assert len(refused) == 1
 
 
+@pytest.mark.parametrize(
+    "error", [redis.TimeoutError("no answer"), redis.ConnectionError("refused"), redis.ResponseError("full")]
+)
+def test_a_lost_server_is_said_once_and_asked_by_no_cache_again(server: Server, error: Exception) -> None:
+    asked: list[str] = []
+    said: list[str] = []
+
+    def fail(key: str) -> bytes | None:
+        asked.append(key)
+        raise error
+
+    server.get = fail  # type: ignore[method-assign]
+    with sealed_redis(OURS, ADDRESS, said.append):
+        for _ in range(3):
+            cache = RemoteFxGraphCache("id")
+            assert cache.get("key") is None
+            cache.put("key", 1)
+    assert (len(asked), len(said), server.values) == (1, 1, {})
+    assert said[0].startswith("the Redis server was lost while compiling (")
+
+
 def test_what_somebody_else_wrote_is_not_there(server: Server) -> None:
     bomb = pickle.dumps(SigningKey.load)
     with sealed_redis(OURS, ADDRESS) as refused:
