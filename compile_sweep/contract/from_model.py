@@ -22,6 +22,7 @@ from compile_sweep.contract.arguments import PADDED, REAL, check_arguments
 from compile_sweep.contract.base import Batch, Workload
 from compile_sweep.contract.batches import BatchesOf, Structure, another_object, flatten, one_structure, takes
 from compile_sweep.contract.inspect_model import (
+    HOOKS,
     BatchChanges,
     copied,
     find_batch_changes,
@@ -32,9 +33,11 @@ from compile_sweep.contract.inspect_model import (
     lengths_if_rows_are_samples,
     lengths_if_samples_are_second,
     preferred_memory_format,
+    remarks_on_first_forward,
     repeated_blocks,
     rows_are_samples,
     samples_are_second,
+    set_configuration,
     without_smaller_last,
 )
 from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, LossFn, ModelAndLoss, model_loss, model_outputs
@@ -195,7 +198,7 @@ class ModelWorkload(Workload):
         self._uses: TensorUses | None = None
         self._reused: list[str] | None = None
         self._parts: list[str] | None = None
-        self._first_changes: list[str] | None = None
+        self._first_changes: dict[tuple[str, int], Any] | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = self._found_changes()
         names = self.raw_batches(0)[0]
@@ -265,17 +268,12 @@ class ModelWorkload(Workload):
         raw = min(self.raw_batches(0), key=self.length_of)
         if self._first_changes is None:
             other = copied(model)
-            self._first_changes = first_forward_changes(other, raw, on_shapes=True) if other is not None else []
-        if self._first_changes:
+            self._first_changes = first_forward_changes(other, raw, on_shapes=True) if other is not None else {}
+        if HOOKS in self._first_changes:
             first_forward_changes(model, raw, on_shapes=False)
+        else:
+            set_configuration(model, self._first_changes)
         return model
-
-    @property
-    def first_changes(self) -> list[str]:
-        """What the model's first forward changes, because of which it is run once before it is compiled."""
-        if self._first_changes is None:
-            self.build_model()
-        return self._first_changes or []
 
     def memory_format(self) -> MemoryFormat | None:
         return preferred_memory_format(self.build_model())
@@ -477,8 +475,9 @@ class ModelWorkload(Workload):
 
     def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
         self.raw_batches(0)
-        changes = " and ".join(self.first_changes)
-        first = [f"runs the model once before anything is compiled: its first forward {changes}"] if changes else []
+        if self._first_changes is None:
+            self.build_model()
+        first = remarks_on_first_forward(self._first_changes or {})
         lengths = self._changes.lengths if policy and self.pads else ()
         pads = policy is not None and any(policy.padded(length) != length for length in lengths)
         return [*self._remarks[0], *first, *(self.padding_lines() if pads else ())]

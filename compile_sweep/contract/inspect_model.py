@@ -483,8 +483,13 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
     return [name for name in often if not any(name.startswith(f"{other}.") for other in often)]
 
 
-def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_shapes: bool) -> list[str]:
-    """Runs the model once, without dropout, and returns what that changes: `installs hooks`, `sets config.problem_type`.
+HOOKS = "", -1  # what a first forward changes, if it installs hooks or forwards
+
+
+def first_forward_changes(
+    model: nn.Module, batch: Mapping[str, Tensor], *, on_shapes: bool
+) -> dict[tuple[str, int], bool | int | float | str | None]:
+    """Runs the model once, without dropout, and returns what that changes: `HOOKS`, and values by name and number of the config.
 
     Args:
         model: Takes a batch's tensors by name. Its gradients and its mode are restored.
@@ -497,13 +502,28 @@ def first_forward_changes(model: nn.Module, batch: Mapping[str, Tensor], *, on_s
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             _run_on_shapes(model, batch) if on_shapes else model(**batch)
     except Exception:  # the model does not run; its first step will say why
-        return []
+        return {}
     finally:
         for module, mode in training.items():
             module.training = mode
         model.zero_grad(set_to_none=True)
-    changed = [what for what, value in _attached(model).items() if before.get(what, value) != value]
-    return list(dict.fromkeys(f"sets config.{name}" if of == "config" else "installs hooks" for of, _, name in changed))
+    changed = {what: value for what, value in _attached(model).items() if repr(before.get(what, value)) != repr(value)}
+    hooks = {HOOKS: None} if any(not isinstance(what, tuple) for what in changed) else {}
+    return hooks | {what: value for what, value in changed.items() if isinstance(what, tuple)}
+
+
+def set_configuration(model: nn.Module, changes: Mapping[tuple[str, int], Any]) -> None:
+    """Sets the values that a first forward would set."""
+    configs = _configs(model)
+    for (name, number), value in changes.items():
+        setattr(configs[number], name, value)
+
+
+def remarks_on_first_forward(changes: Mapping[tuple[str, int], Any]) -> list[str]:
+    """Says what is done in advance because the first forward would do it."""
+    hooks = ["runs the model once before anything is compiled: its first forward installs hooks"] if HOOKS in changes else []
+    named = " and ".join(f"config.{name}" for name, _ in changes if name)
+    return [*hooks, f"sets {named} before anything is compiled, as the model's first forward would"] if named else hooks
 
 
 def initialize_lazy_weights(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
@@ -515,20 +535,20 @@ def initialize_lazy_weights(model: nn.Module, batch: Mapping[str, Tensor]) -> No
         model.zero_grad(set_to_none=True)
 
 
-def _attached(model: nn.Module) -> dict[tuple[str, Any, str], Any]:
-    """Returns what a first forward may change: hooks and forwards of modules, and plain values of configurations."""
-    found: dict[tuple[str, Any, str], Any] = {}
-    configs: dict[int, Any] = {}
-    for name, module in model.named_modules():
-        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-        found["module", name, ""] = hooks, "forward" in vars(module)
-        if hasattr(config := vars(module).get("config"), "__dict__"):
-            configs.setdefault(id(config), config)
-    for number, config in enumerate(configs.values()):
-        plain = {
-            name: value for name, value in vars(config).items() if value is None or isinstance(value, bool | int | float | str)
-        }
-        found |= {("config", number, name): value for name, value in plain.items()}
+def _configs(model: nn.Module) -> list[Any]:
+    held = (vars(module).get("config") for module in model.modules())
+    return list({id(config): config for config in held if hasattr(config, "__dict__")}.values())
+
+
+def _attached(model: nn.Module) -> dict[Any, Any]:
+    """Returns what a first forward may change: hooks and forwards by name of a module, and plain values of configurations."""
+    found: dict[Any, Any] = {
+        name: (len(module._forward_hooks) + len(module._forward_pre_hooks), "forward" in vars(module))
+        for name, module in model.named_modules()
+    }
+    for number, config in enumerate(_configs(model)):
+        plain = {name: value for name, value in vars(config).items() if isinstance(value, bool | int | float | str | None)}
+        found |= {(name, number): value for name, value in plain.items()}
     return found
 
 

@@ -247,9 +247,13 @@ class Settled(nn.Linear):
 
 
 @pytest.mark.parametrize("hooks", [True, False])
-def test_a_model_whose_first_forward_sets_its_configuration_is_run_once_before_anything_is_compiled(hooks: bool) -> None:
+def test_what_a_first_forward_installs_or_sets_is_there_before_anything_is_compiled(hooks: bool) -> None:
     workload = WorkloadFromModel(lambda: Settled(hooks=hooks), batch_of, loss_of, num_batches=2)()
-    what = "installs hooks and sets config.problem_type" if hooks else "sets config.problem_type"
-    assert workload.remarks() == [f"runs the model once before anything is compiled: its first forward {what}"]
-    assert workload.build_model().get_submodule("model").config.problem_type == "single_label_classification"
+    runs = "runs the model once before anything is compiled: its first forward installs hooks"
+    sets = "sets config.problem_type before anything is compiled, as the model's first forward would"
+    assert workload.remarks() == ([runs, sets] if hooks else [sets])
+    for _ in range(2):
+        model = workload.build_model().get_submodule("model")
+        assert model.config.problem_type == "single_label_classification"
+        assert len(model._forward_hooks) == hooks
     assert made().remarks() == []
