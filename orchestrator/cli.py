@@ -56,12 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     words = list(command_line.words_of(arguments))
     if not words or words[0] in command_help.WORDS:
-        says = {name: meaning for name, (_, meaning) in COMMANDS.items()}
-        print(command_help.commands_text(PROG, says, also=f"; {PROG} --version"), end="")
-        return 0 if words else command_line.USAGE_ERROR
+        return command_line.run(lambda: _say(_help(), 0 if words else command_line.USAGE_ERROR))
     if words[0] in ("-V", "--version"):
-        print(f"{PROG} {compile_sweep.__version__}")
-        return 0
+        return command_line.run(lambda: _say(f"{PROG} {compile_sweep.__version__}\n", 0))
     name, *rest = words
     if missing := _missing(name):
         return command_line.run(lambda: _refuse_without(f"{PROG} {name}", missing))
@@ -74,6 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         find_own_packages("analysis")
     command: Callable[[Sequence[str], str], int] = import_module(module).main
     return command(rest, f"{PROG} {name}")
+
+
+def _help() -> str:
+    says = {name: meaning for name, (_, meaning) in COMMANDS.items()}
+    return command_help.commands_text(PROG, says, also=f"; {PROG} --version")
+
+
+def _say(text: str, code: int) -> int:
+    print(text, end="")
+    return code
 
 
 def _refuse(name: str) -> int:

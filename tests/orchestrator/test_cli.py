@@ -30,6 +30,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.findall(r"^  (\w+) ", capsys.readouterr().out, re.MULTILINE) == list(cli.COMMANDS)
 
 
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_help_that_cannot_be_written_is_one_sentence(word: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "orchestrator.cli", word], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: the output cannot be written (No space left on device)")
+
+
 @pytest.mark.parametrize("words", [["--version"], ["-V"], ["sweep", "--version"], ["report", "--version"]])
 def test_the_version_is_the_packages(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
