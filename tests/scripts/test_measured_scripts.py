@@ -254,10 +254,6 @@ def loss(p):
 """
 
 
-ASKS_WIDTH = "import subprocess\nsize = subprocess.run(['stty', 'size'], capture_output=True)"
-BY_HAND = "import torch\nm, x = torch.nn.Linear(2, 1), torch.ones(4, 2)\n"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -282,8 +278,8 @@ BY_HAND = "import torch\nm, x = torch.nn.Linear(2, 1), torch.ones(4, 2)\n"
             "for _ in range(8):\n    m(torch.ones(4, 2)).sum().backward()\n    o.step()\n",
             "ended after 8 steps",
         ),
-        (f"{BY_HAND}while True:\n    g = torch.autograd.grad(m(x).sum(), m.weight)\n", "compile_sweep.steps(loader)"),
-        (f"{ASKS_WIDTH}\nraise SystemExit(size.stdout.split()[1].decode())\n", "with the message '80'"),
+        (f"{FUNCTIONAL}while True:\n    g = torch.autograd.grad(m(p['weight']).sum(), m.weight)\n", "steps(loader)"),
+        ("import os\nassert not os.system('stty size | grep -q 80')\nraise SystemExit('wide')\n", "with the message 'wide'"),
         (f"{FUNCTIONAL}while True:\n    g = grad(loss)(p)\n", "takes its gradients by torch.func"),
         (f"{FUNCTIONAL}for _ in range(3):\n    g = grad_and_value(loss)(p)\n", "mark its steps: for batch in"),
         (
