@@ -222,7 +222,9 @@ class Applier:
         return self._watch.found
 
     def begin(self) -> None:
-        """Starts the discovery."""
+        """Starts the discovery, except in a sweep, which applies settings itself."""
+        if current() is not None:
+            return
         process_wide(self.settings)
         if not self.settings.as_written:
             self._watch.begin()
@@ -230,7 +232,7 @@ class Applier:
     def end(self) -> None:
         """Call this when training is over; reports if nothing could be applied."""
         self._watch.end()
-        if not (self.is_applied or self.settings.as_written):
+        if not (self.is_applied or self.settings.as_written or current() is not None):
             self._say("nothing was applied, because the script ended within its first steps")
 
     def _discovered(self) -> None:

@@ -150,6 +150,16 @@ def test_a_callback_applies_a_winner_inside_a_trainer(
     assert counters["stats"]["unique_graphs"] > before
 
 
+def test_a_callback_does_nothing_in_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compile_sweep.script.winner.current", object)
+    said: list[str] = []
+    applier, before = Applier("scope=full,backend=aot_eager", say=said.append), nn.Module.__call__
+    applier.begin()
+    assert nn.Module.__call__ is before
+    applier.end()
+    assert said == []
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -43,9 +43,11 @@ class PythonState:
         if isinstance(value, (*_VALUES, list, dict, set, deque)):
             self._values.append((attributes, name, value))
         if isinstance(value, list | deque):
-            self._put_back.append(_refill(value, value.extend))
-        elif isinstance(value, dict | set):
-            self._put_back.append(_refill(value, value.update))
+            self._put_back.append(_refill(value, list(value), value.extend))
+        elif isinstance(value, set):
+            self._put_back.append(_refill(value, set(value), value.update))
+        elif isinstance(value, dict):
+            self._put_back.append(_put_back_items(value))
         elif isinstance(value, torch.Generator):
             self._put_back.append(_setter(value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
@@ -54,13 +56,24 @@ class PythonState:
             self._put_back.append(_setter(_set_bit_generator(value), value.bit_generator.state))
 
 
-def _refill(container: Any, fill: Callable[[Any], object]) -> Callable[[], object]:
-    held = container.copy()
-
+def _refill(container: Any, held: Any, fill: Callable[[Any], object]) -> Callable[[], object]:
     def put_back() -> None:
-        if len(container) != len(held) or isinstance(container, dict):  # a dict's values may have been replaced
+        if len(container) != len(held):
             container.clear()
             fill(held)
+
+    return put_back
+
+
+def _put_back_items(mapping: dict[Any, Any]) -> Callable[[], object]:
+    held = dict(mapping)
+
+    def put_back() -> None:
+        if len(mapping) == len(held) and all(key in held and held[key] is value for key, value in mapping.items()):
+            return  # the mapping may be one that refuses changes, such as the configuration of a model of diffusers
+        mapping.update(held)
+        for key in mapping.keys() - held.keys():
+            del mapping[key]
 
     return put_back
 

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from compile_sweep.harness.numerics.python_state import PythonState
 
 
+class Frozen(dict[str, int]):
+    def update(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("this configuration does not change")
+
+    clear = __setitem__ = __delitem__ = update
+
+
 class Keeps(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -20,6 +27,7 @@ class Keeps(nn.Module):
         self.means: list[Tensor] = [torch.ones(1)]
         self.recent: deque[int] = deque([1])
         self.sums = {"loss": 1.0}
+        self.config = Frozen(width=4)
         self.own = torch.Generator().manual_seed(1)
         self.python, self.numpy = random.Random(1), np.random.default_rng(1)
 
@@ -31,6 +39,7 @@ class Keeps(nn.Module):
         self.means.append(torch.ones(1))
         self.recent.append(2)
         self.sums["loss"] += 1
+        self.sums[f"step {self.count}"] = 0.0
         drawn = [torch.rand(1, generator=self.own).item(), self.python.random(), self.numpy.random()]
         held = [len(self.means), len(self.recent), self.sums["loss"], self.table[0].item()]
         return [self.count, self.rate, self.inner.p, *held, *drawn]
@@ -44,3 +53,4 @@ def test_the_same_call_gives_the_same_once_the_state_is_put_back() -> None:
     state.put_back()
     assert model() == first
     assert model.inner.training
+    assert list(model.sums) == ["loss", "step 4"]
