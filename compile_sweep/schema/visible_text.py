@@ -11,7 +11,7 @@ from typing import Any
 
 LONGEST = 4000  # characters that are shown of one text
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -38,7 +38,7 @@ def visible_values(value: Any) -> Any:
 
 def spreadsheet_cell(text: str) -> str:
     """Returns the text so that a spreadsheet takes it for text: with an apostrophe before it if it would be a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return f"'{text}" if text[:1] in ("\t", "\r", "\n") or text.lstrip().startswith(_FORMULA) else text
 
 
 def _is_space(one: str) -> bool:

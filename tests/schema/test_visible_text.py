@@ -37,7 +37,7 @@ def test_no_text_keeps_a_control_character_and_what_is_visible_stays(text: str) 
     assert not text.isprintable() or seen == text
 
 
-@pytest.mark.parametrize("text", [FORMULA, "+1", "-1+1", "@SUM(A1)", "\t=1"])
+@pytest.mark.parametrize("text", [FORMULA, "+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", " =1", "＝1", "＠x"])
 def test_a_formula_is_text_in_a_spreadsheet(text: str) -> None:
     assert spreadsheet_cell(text) == f"'{text}"
     assert spreadsheet_cell(f"a{text}") == f"a{text}"
