@@ -105,7 +105,9 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
         regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
         has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,
-        autocasts=mentions("autocast", "bfloat16", ".half()", "float32_matmul_precision", "allow_tf32"),
+        autocasts=mentions(
+            "autocast", "bfloat16", "bf16", "fp16", "mixed_precision", ".half()", "float32_matmul_precision", "allow_tf32"
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
+from compile_sweep.script import session_results
 from compile_sweep.script.discover import Target
 from compile_sweep.script.gradients import CallRecorder, check_calls, together
 from tests.scripts.conftest import Run
@@ -71,6 +72,7 @@ def test_a_wrong_gradient_in_compiled_code_is_found_under_accumulation_and_scali
 def test_right_gradients_are_right(dropout: float, autocast: bool, run: Run, folder: Path) -> None:
     session, error = run(spoiled(folder, 1.0, dropout, autocast=autocast), AOT)
     assert error is session.error is None
+    assert session_results.model_facts(session)["autocasts"] is autocast
     found = session.gradient_check
     assert found is not None
     assert found.outcome is not Outcome.WRONG
@@ -109,6 +111,7 @@ def test_a_check_records_no_cuda_graphs_anew_where_steps_are_marked(monkeypatch:
         torch.compiler.cudagraph_mark_step_begin()  # as a compiled optimizer's step does
         outputs = recorder.call(target, compiled, (torch.randn(64, 16, device="cuda"),), {})
         outputs.square().mean().backward()
+        model.zero_grad()
     before = len(recorded)
     assert before > 0
     found = check_calls(recorder.calls, {target: compiled}, lambda _: 1e-6)

@@ -254,6 +254,17 @@ def test_a_compiled_loss_is_proposed_unless_the_script_is_known_to_have_none(kno
     assert any(step.setting.compile_loss for step in run(searching, {**GAINS, "compile_loss=on": 0.1})) is is_proposed
 
 
+@pytest.mark.parametrize("autocasts", [True, False])
+def test_matmul_precision_is_proposed_unless_the_script_is_known_to_autocast(autocasts: bool) -> None:
+    settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,matmul_precision=high")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "autocasts": autocasts}})
+    steps = run(searching, {**GAINS, "matmul_precision=high": 0.1})
+    assert any(step.setting.matmul_precision for step in steps) is not autocasts
+
+
 @pytest.mark.parametrize("has_optimizer", [True, False])
 def test_an_optimizers_settings_are_proposed_if_the_script_has_one(has_optimizer: bool) -> None:
     searching = search(elsewhere(GAINS))
