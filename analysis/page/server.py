@@ -124,8 +124,10 @@ class ReportServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
+    timeout = 10.0  # seconds without a byte of the request after which the connection is closed
 
     def do_GET(self) -> None:
+        self.connection.settimeout(_CONNECTION_S)  # a page may take long to arrive
         name, _, port = (self.headers.get("Host") or "").partition(":")  # browsers leave out port 80
         if name not in _NAMES or not (port.isdecimal() or port == ""):
             self._answer(HTTPStatus.FORBIDDEN, "This server answers only to its own address.", "text/plain")

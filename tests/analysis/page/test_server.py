@@ -87,6 +87,16 @@ def test_it_serves_the_report_on_this_machine_only(make_sweep: MakeSweep) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_page")
+def test_a_client_that_ends_no_request_is_closed_soon(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
+    with serving(make_sweep()) as server, socket.create_connection(server.server_address[:2], timeout=60) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert client.recv(1) == b""
+        assert get(server, "/version").status == 200
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_page")
 def test_silent_clients_hold_no_thread_for_ever_and_are_bounded(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 2)
     monkeypatch.setattr(server_module, "_CONNECTION_S", 3.0)
