@@ -14,7 +14,7 @@ from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.setting_text import BATCH_SIZE, describe
 from compile_sweep.schema.settings import CompileSettings
 
-LONGEST = 60  # characters of a difference; what does not fit is counted
+LONGEST = 72  # characters of a difference, so that it fits a line of 80 with its id; what does not fit is counted
 
 _ID = re.compile(r"A[1-9]\d{0,8}")
 

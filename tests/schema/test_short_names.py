@@ -30,7 +30,7 @@ def test_ids_follow_the_first_record_and_hold_while_the_sweep_grows() -> None:
         (
             "scope=full,mode=reduce-overhead,optimizer=fused,batch_size=64",
             "scope=eager",
-            "full, batch_size=64, reduce-overhead, static, +1",
+            "full, batch_size=64, reduce-overhead, static, fused optimizer",
         ),
         ("scope=eager,optimizer=fused", "scope=eager,padding=longest", "eager, fused optimizer, pad to max"),
         ("scope=full,dynamic=mark", "scope=eager,padding=longest", "full, mark"),
