@@ -42,6 +42,6 @@ def import_path(*, with_current_folder: bool) -> list[str]:
     Otherwise the current one is among them only if PYTHONPATH names it; `python -m` has put it there, too.
     """
     here = os.getcwd()
-    is_named = here in map(os.path.abspath, os.environ.get("PYTHONPATH", os.sep).split(os.pathsep))
+    is_named = here in map(os.path.abspath, (os.environ.get("PYTHONPATH") or os.sep).split(os.pathsep))
     others = [folder for folder in map(os.path.abspath, filter(None, sys.path)) if folder != here or is_named]
     return list(dict.fromkeys([*([here] if with_current_folder else []), *others, str(ROOT)]))
