@@ -371,7 +371,7 @@ def _update(settings: CompileSettings, facts: Facts) -> str:
     # Parameters never change size, so the optimizer's graph is static under every strategy.
     arguments = _arguments(settings, facts, dynamic=Dynamic.STATIC, fullgraph=False)
     if settings.optimizer is OptimizerKind.COMPILED:
-        compiled = f"with_tensor_rates(optimizer, torch.compile(optimizer.step{arguments}))"
+        compiled = f"torch.compile(optimizer.step{arguments})"
         return f"graphed_step(optimizer, optimizer.step, {compiled})" if settings.claims_cudagraphs else compiled
     if settings.optimizer is OptimizerKind.FOREACH_MAP:
         return f"foreach_map_adam(optimizer{arguments})"

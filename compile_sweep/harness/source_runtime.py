@@ -157,31 +157,6 @@ def graphed_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any], com
     return stepped
 
 
-def with_tensor_rates(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step with each group's learning rate as a tensor while it runs, for optimizers of torch's own.
-
-    A compiled step is specialized to Python numbers, so a schedule would have it compiled again: at each step for SGD.
-    """
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return step
-    rates: dict[int, torch.Tensor] = {}
-
-    def stepped(*args: Any, **kwargs: Any) -> Any:
-        numbers = [(number, group, group["lr"]) for number, group in enumerate(optimizer.param_groups)]
-        for number, group, rate in numbers:
-            if not isinstance(rate, torch.Tensor):
-                if number not in rates:
-                    rates[number] = torch.zeros((), device=group["params"][0].device)
-                group["lr"] = rates[number].fill_(rate)
-        try:
-            return step(*args, **kwargs)
-        finally:
-            for _, group, rate in numbers:
-                group["lr"] = rate
-
-    return stepped
-
-
 def refuse_unless_plain_adam(optimizer: torch.optim.Optimizer) -> None:
     """Raises a TypeError for an optimizer whose own step is another formula than that of `foreach_map_adam`."""
     others = [name for group in optimizer.param_groups for name in ("weight_decay", "amsgrad", "maximize") if group.get(name)]
@@ -243,4 +218,4 @@ def foreach_map_adam(optimizer: torch.optim.Optimizer, **compile_options: Any) -
             gradients = [parameter.grad for parameter in parameters]
             compiled(parameters, gradients, *kept, group["lr"], *group["betas"], group["eps"])
 
-    return with_tensor_rates(optimizer, update)
+    return update

@@ -24,14 +24,7 @@ from compile_sweep.contract.installed_torch import config_module, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.prepare import refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
-from compile_sweep.harness.source_runtime import (
-    checkpointed,
-    graphed_step,
-    marked_forward,
-    nested,
-    with_own_code,
-    with_tensor_rates,
-)
+from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -381,6 +374,33 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: b
     hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     bound = MethodType(hooked, optimizer)
     optimizer.step = bound  # type: ignore[method-assign]
+
+
+def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
+    """Returns the step with each group's learning rate as a tensor while it runs, for optimizers of torch's own.
+
+    A compiled step is specialized to Python numbers, so a schedule would have it compiled again: at each step for SGD. Torch
+    refuses tensors where `foreach=True` is given without `capturable=True`.
+    """
+    refuses = any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups)
+    if refuses or not type(optimizer).__module__.startswith("torch.optim."):
+        return step
+    rates: dict[int, Tensor] = {}
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        numbers = [(number, group, group["lr"]) for number, group in enumerate(optimizer.param_groups)]
+        for number, group, rate in numbers:
+            if not isinstance(rate, Tensor):
+                if number not in rates:
+                    rates[number] = torch.zeros((), device=group["params"][0].device)
+                group["lr"] = rates[number].fill_(rate)
+        try:
+            return step(*args, **kwargs)
+        finally:
+            for _, group, rate in numbers:
+                group["lr"] = rate
+
+    return stepped
 
 
 def expectation(settings: CompileSettings, found: Discovery) -> Expectation:

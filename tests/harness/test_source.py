@@ -112,7 +112,7 @@ def test_the_written_padding_is_that_of_the_measured_batches(spelled: str, model
         ("scope=full,matmul_precision=high", 'torch.set_float32_matmul_precision("high")'),
         ("scope=full,recompile_limit=12", "torch._dynamo.config.recompile_limit = 12"),
         ("scope=full,mode=reduce-overhead", "torch.compiler.cudagraph_mark_step_begin()"),
-        ("scope=full,optimizer=compiled", "update = with_tensor_rates(optimizer, torch.compile(optimizer.step, dynamic=False))"),
+        ("scope=full,optimizer=compiled", "update = torch.compile(optimizer.step, dynamic=False)"),
         ("scope=full,optimizer=fused", 'OPTIMIZER_OPTIONS = {"fused": True}'),
         ("scope=full,optimizer=foreach_map", "update = foreach_map_adam(optimizer, dynamic=False)"),
         ("scope=full,static_gradients=on", "optimizer.zero_grad(set_to_none=False)"),

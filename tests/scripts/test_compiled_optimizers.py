@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from compile_sweep.harness.source_runtime import with_tensor_rates
+from compile_sweep.script.apply import with_tensor_rates
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the step below torch's wrapper does not count
@@ -40,9 +40,13 @@ def test_a_schedule_does_not_have_the_optimizer_compiled_again(kind: Any) -> Non
     assert graphs.frame_count == (2 if kind is torch.optim.SGD else 1), "SGD's first step creates momentum"
 
 
-def test_optimizers_that_are_not_torchs_get_numbers() -> None:
-    class Own(torch.optim.SGD):
-        pass
+class Own(torch.optim.SGD):
+    """Not torch's."""
 
-    step = Own([nn.Parameter(torch.ones(1))]).step
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"), [(Own, {}), (torch.optim.Adam, {"foreach": True})], ids=["not torch's", "refuses tensors"]
+)
+def test_optimizers_that_may_refuse_tensors_get_numbers(optimizer: Any, options: dict[str, bool]) -> None:
+    step = optimizer([nn.Parameter(torch.ones(1))], **options).step
     assert with_tensor_rates(step.__self__, step) is step
