@@ -309,7 +309,7 @@ BREAKS = (
         "iterator made outside",
         "torch.compile cannot take the next value of an iterator that was made outside the forward: take it before the step, and "
         "pass it in as a tensor or write it to a buffer",
-        explanation=r"support next\(\) on (cycle|count|repeat|chain|zip|map|generator)\b",
+        explanation=r"support next\(\) on (cycle|count|repeat|chain|zip|map|generator)\b|implements '__next__' in C",
     ),
     Cause(
         "break in a comprehension",
