@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.contract.installed_torch import config_module, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation
@@ -94,6 +93,7 @@ def apply_to_modules(
     block_shapes: Mapping[nn.Module, list[Shapes]],
     compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call] = compiled_forward,
     own_compile: "OwnCompile | None" = None,
+    optimizers: Sequence[Optimizer] = (),
 ) -> None:
     """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be.
 
@@ -120,7 +120,7 @@ def apply_to_modules(
         evaluates = own_compile is not None and own_compile.includes(module) and not settings.claims_cudagraphs
         forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, module)
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
-    before_graphs(settings, targets)
+    before_graphs(settings, targets, optimizers)
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:
@@ -141,7 +141,7 @@ def compilable(targets: Sequence[Target]) -> list[Target]:
     )
 
 
-def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
+def before_graphs(settings: CompileSettings, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> None:
     """Copies gradients that are kept for a later backward out of the memory of CUDA graphs, before a target is called.
 
     A graph's gradients become those of the parameters without a copy, and the next call of the graph overwrites them. Scripts
@@ -150,7 +150,8 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target]) -> None:
     if not settings.claims_cudagraphs:
         return
     keeper = _GradientKeeper([parameter for target in targets for parameter in target.module.parameters()])
-    register_optimizer_step_post_hook(keeper.after_step)
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(keeper.after_step)
     for target in targets:
         held = vars(target.module)
         held["_compiled_call_impl"] = keeper.before(held.get("_compiled_call_impl") or target.module._call_impl)

@@ -280,7 +280,9 @@ class Session:
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))
             self.phases = self._undo.enter_context(record_phases())
-            apply_to_modules(self.settings, found.targets, found.block_shapes, own_compile=self.own_compile)
+            apply_to_modules(
+                self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
+            )
             self.missed = [
                 *apply_to_losses(self.settings, found, self._undo),
                 *apply_to_optimizers(self.settings, found.optimizers),

@@ -156,7 +156,7 @@ def apply(
         warnings.warn(f"{target.name} has no repeated blocks for {chosen.label!r}, and runs eagerly", stacklevel=2)
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
     waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
-    apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward)
+    apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward, optimizers=optimizers)
     names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
 
@@ -240,7 +240,9 @@ class Applier:
         self.is_applied = True
         name_targets(found.targets, vars(sys.modules["__main__"]))
         try:
-            apply_to_modules(self.settings, found.targets, found.block_shapes, own_compile=self.own_compile)
+            apply_to_modules(
+                self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
+            )
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")
         losses = apply_to_losses(self.settings, found, UNTIL_EXIT)

@@ -58,7 +58,7 @@ class Graphed(nn.Module):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_script_that_accumulates_gradients_keeps_them_when_graphs_run_again(set_to_none: bool) -> None:
     model, parts = Graphed(), [torch.rand(4, 3) for _ in range(3)]
-    before_graphs(GRAPHS, [Target(called=model, module=model, name="Graphed")])
+    before_graphs(GRAPHS, [Target(called=model, module=model, name="Graphed")], [])
     for _ in range(2):
         for part in parts:
             model(part).sum().backward()
@@ -73,7 +73,7 @@ def test_a_script_that_accumulates_gradients_keeps_them_when_graphs_run_again(se
 def test_gradients_that_outlast_a_step_are_copied_while_the_gpu_is_busy_with_it(zeroed_late: bool) -> None:
     model = Graphed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before_graphs(GRAPHS, [Target(called=model, module=model, name="Graphed")])
+    before_graphs(GRAPHS, [Target(called=model, module=model, name="Graphed")], [optimizer])
     after_steps: list[bool] = []
     for _ in range(3):
         outputs = model(torch.rand(4, 3))
@@ -90,7 +90,7 @@ def test_gradients_that_outlast_a_step_are_copied_while_the_gpu_is_busy_with_it(
 
 def test_gradients_of_a_script_without_graphs_are_left_where_they_are() -> None:
     model = nn.Linear(3, 2)
-    before_graphs(CompileSettings.parse("scope=full"), [Target(called=model, module=model, name="Linear")])
+    before_graphs(CompileSettings.parse("scope=full"), [Target(called=model, module=model, name="Linear")], [])
     assert "_compiled_call_impl" not in vars(model)
 
 
