@@ -495,7 +495,7 @@ def first_forward_changes(
         model: Takes a batch's tensors by name. Its gradients and its mode are restored.
         on_shapes: Whether to run it on fake tensors, some of which the model may keep.
     """
-    before = _attached(model)
+    attached, configured = _attached(model), _configuration(model)
     training = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -507,9 +507,8 @@ def first_forward_changes(
         for module, mode in training.items():
             module.training = mode
         model.zero_grad(set_to_none=True)
-    changed = {what: value for what, value in _attached(model).items() if repr(before.get(what, value)) != repr(value)}
-    hooks = {HOOKS: None} if any(not isinstance(what, tuple) for what in changed) else {}
-    return hooks | {what: value for what, value in changed.items() if isinstance(what, tuple)}
+    hooks = {HOOKS: None} if any(attached.get(name, now) != now for name, now in _attached(model).items()) else {}
+    return hooks | {at: value for at, value in _configuration(model).items() if repr(configured.get(at, value)) != repr(value)}
 
 
 def set_configuration(model: nn.Module, changes: Mapping[tuple[str, int], Any]) -> None:
@@ -540,16 +539,20 @@ def _configs(model: nn.Module) -> list[Any]:
     return list({id(config): config for config in held if hasattr(config, "__dict__")}.values())
 
 
-def _attached(model: nn.Module) -> dict[Any, Any]:
-    """Returns what a first forward may change: hooks and forwards by name of a module, and plain values of configurations."""
-    found: dict[Any, Any] = {
+def _attached(model: nn.Module) -> dict[str, tuple[int, bool]]:
+    return {
         name: (len(module._forward_hooks) + len(module._forward_pre_hooks), "forward" in vars(module))
         for name, module in model.named_modules()
     }
-    for number, config in enumerate(_configs(model)):
-        plain = {name: value for name, value in vars(config).items() if isinstance(value, bool | int | float | str | None)}
-        found |= {(name, number): value for name, value in plain.items()}
-    return found
+
+
+def _configuration(model: nn.Module) -> dict[tuple[str, int], bool | int | float | str | None]:
+    return {
+        (name, number): value
+        for number, config in enumerate(_configs(model))
+        for name, value in vars(config).items()
+        if isinstance(value, bool | int | float | str | None)
+    }
 
 
 def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor], before_again: Callable[[], None] = lambda: None) -> None:

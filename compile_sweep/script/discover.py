@@ -352,27 +352,22 @@ class Watch:
         for name in LOSS_FUNCTIONS:
             self._undo.enter_context(replaced(nn.functional, name, noting(name)))
 
-        def taking(gradients: Callable[..., Any]) -> Callable[..., Any]:
-            def taken(*args: Any, **kwargs: Any) -> Any:
-                found.num_functional += 1
-                self._on_functional()
-                return gradients(*args, **kwargs)
+        def counting(counter: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+            def wrapped(gradients: Callable[..., Any]) -> Callable[..., Any]:
+                def counted(*args: Any, **kwargs: Any) -> Any:
+                    setattr(found, counter, getattr(found, counter) + 1)
+                    self._on_functional()
+                    return gradients(*args, **kwargs)
 
-            return taken
+                return counted
 
-        def counting(gradients: Callable[..., Any]) -> Callable[..., Any]:
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                found.num_taken += 1
-                self._on_functional()
-                return gradients(*args, **kwargs)
+            return wrapped
 
-            return counted
-
-        self._undo.enter_context(replaced(torch.autograd, "grad", counting))
+        self._undo.enter_context(replaced(torch.autograd, "grad", counting("num_taken")))
         transforms = private("torch._functorch", "eager_transforms")
         for name in ("grad_and_value_impl", "_vjp_with_argnums"):
             if hasattr(transforms, name):
-                self._undo.enter_context(replaced(transforms, name, taking))
+                self._undo.enter_context(replaced(transforms, name, counting("num_functional")))
         self._undo.enter_context(replaced(Optimizer, "__init__", constructed_by))
         self._undo.callback(register_optimizer_step_post_hook(stepped).remove)
         self._undo.callback(torch.compiler.set_stance, "default")

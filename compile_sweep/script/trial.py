@@ -373,15 +373,15 @@ def _judged(
     from compile_sweep.harness.numerics.check import judge
     from compile_sweep.script import numerics
 
-    eager, again = (numerics.load(references / f"{kind}-0") for kind in ("eager", "again"))
-    if apart := numerics.distance(eager, again):
+    found = _references(references, outcome)
+    if apart := numerics.distance(found.eager, numerics.load(references / "again-0")):
         findings.append(
             f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
             "compiled runs are allowed as much"
         )
     judged = judge(
         numerics.load(folder / "trajectory"),
-        _references(references, outcome),
+        found,
         outcome["losses"],
         gradient_check=_gradient_check(outcome["gradient_check"]),
         settings=settings,

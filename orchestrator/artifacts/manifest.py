@@ -26,6 +26,7 @@ from compile_sweep.schema.errors import CacheError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.signing import SigningKey
 from orchestrator.environment import Environment, fingerprint, visible_gpus
+from orchestrator.guard import cores
 
 Facts = Mapping[str, str]
 """Component → value. Compared as a whole; a component that one side lacks counts as different."""
@@ -47,7 +48,7 @@ def trial_facts(configuration: Mapping[str, str], settings: CompileSettings, *, 
     if use_gpu:
         own["device"] = "cuda"
     else:  # the number of threads is compiled into the code; `cores.bind_process` sets it for trials
-        threads = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or configuration.get("cpu_threads", "")
+        threads = next(filter(None, map(os.environ.get, cores.THREADS)), configuration.get("cpu_threads", ""))
         own |= {"device": "cpu", "threads": threads}
     return environment_facts({**configuration, **own})
 

@@ -123,8 +123,8 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
 def refuse_other(folder: Path, name: str, mine: Any, theirs: Any) -> None:
     """Raises SweepFolderError if this field of `IDENTITY` is another one in the folder's sweep."""
     mine, theirs = map(_without_missing, (mine, theirs))
-    shown = redact.redact_json(mine)
     if mine != theirs:
+        shown = redact.redact_json(mine)
         raise SweepFolderError(
             f"{folder} holds another sweep: its {name} is {theirs!r}, not {shown!r}; name another --output or use its {name}"
         )
