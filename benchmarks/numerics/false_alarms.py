@@ -7,21 +7,26 @@ operations, or with `--inductor` as a job would be. The gradient check and the c
 timing is left out.
 
 Output: a line of JSON per run in FILE, which a second call continues, and a table of the results.
-`python -m benchmarks.numerics.false_alarms FILE 200`; `--report` prints the table alone, `--cuda` runs on the GPU.
+`python -m benchmarks.numerics.false_alarms FILE --runs 200 --processes 20`.
 """
 
 import itertools
-import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+import tyro
 from torch import Tensor, nn
 
+from benchmarks.numerics.divided import divided
+from compile_sweep import command_line
 from compile_sweep.contract.base import Workload, load_workload
 from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.contract.seeding import seed_all
@@ -34,6 +39,7 @@ from compile_sweep.harness.numerics.trajectory import COMPARED_STEPS
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
+PROG = "python -m benchmarks.numerics.false_alarms"
 NOISY = "noisy autoencoder"
 
 
@@ -100,11 +106,11 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def judged(run: Run, device: torch.device, backend: str) -> dict[str, Any]:
-    """Returns the harness's judgment of the run."""
+def judged(run: Run, device: torch.device, field: str) -> dict[str, Any]:
+    """Returns the harness's judgment of the run, with `field` added to the setting."""
     began = time.perf_counter()
     torch._dynamo.reset()
-    prepared = prepare(workload_of(run), CompileSettings.parse(f"scope=full{backend}"), device)
+    prepared = prepare(workload_of(run), CompileSettings.parse(f"scope=full{field}"), device)
     workload = prepared.workload
     with workload.process_settings():
         pool = workload.pool(prepared.policy, rank=0, device=device)
@@ -118,7 +124,6 @@ def judged(run: Run, device: torch.device, backend: str) -> dict[str, Any]:
         numerics = check_numerics(prepared, batches, trajectory, [], gradient_check=gradients)
     assert gradients is not None
     return {
-        "run": run.key,
         "group": f"{run.workload}, {'bfloat16 autocast' if run.autocast else 'float32'}",
         "random": numerics.random,
         "status": str(numerics.status),
@@ -158,24 +163,35 @@ def report(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Executes the runs that the file lacks, up to the requested number."""
-    flags = [word for word in arguments if word.startswith("--")]
-    file, *number = (word for word in arguments if not word.startswith("--"))
-    path, device = Path(file), torch.device("cuda" if "--cuda" in flags else "cpu")
-    backend = "" if "--inductor" in flags else ",backend=aot_eager"
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    known = {one["run"] for one in found}
-    if "--report" not in flags:
-        torch.set_num_threads(1)  # the kernels are small
-        for run in itertools.islice(runs(), int(number[0]) if number else 200):
-            if run.key in known:
-                continue
-            found.append(judged(run, device, backend))
-            with path.open("a", encoding="utf-8") as log:
-                log.write(json.dumps(found[-1]) + "\n")
-    print(report(found))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Find how often a healthy compiled run is called `diverges`."""
+
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """The file of results; a second call continues it."""
+    runs: int = 200
+    processes: int = os.cpu_count() or 1
+    """How many processes divide the runs, each on one core."""
+    inductor: command_line.Flag = False
+    """Compile with Inductor instead of `aot_eager`."""
+    cuda: command_line.Flag = False
+    """Run on the GPU."""
+
+
+def main() -> int:
+    """Executes the runs that the file lacks, and prints the table; returns the command's exit code."""
+    return command_line.main_of(Options, _judge, PROG)()
+
+
+def _judge(options: Options) -> int:
+    device, field = torch.device("cuda" if options.cuda else "cpu"), "" if options.inductor else ",backend=aot_eager"
+    # By its module's name, because a spawned process cannot import `__main__` as its own.
+    here = import_module("benchmarks.numerics.false_alarms")
+    tasks = {f"{run.key}{field}": (run, device, field) for run in itertools.islice(here.runs(), options.runs)}
+    found = divided(options.output, tasks, here.judged, options.processes)
+    print(report([*found.values()]))
+    return 0 if found.keys() == tasks.keys() else 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

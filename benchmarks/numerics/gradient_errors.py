@@ -5,25 +5,34 @@ whose gradients of one layer are too large, and the same step without the error 
 weights are drawn anew for each trial. Right steps are those of the built-in training workloads, in their smallest size and with
 their own dropout, compiled with `aot_eager` once for each and checked at other weights and batches.
 
-Output: a table of shares found, by error, with dropout and without, in float32 and under bfloat16 autocast; and how many checks
-of right steps said what. `python -m benchmarks.numerics.gradient_errors 40`. On a GPU, `python -m
-benchmarks.numerics.gradient_errors --gpu` checks workloads of a real size under bfloat16 autocast instead, right and with errors
-in one layer and in all but the last.
+Output: a line of JSON in FILE for each task, which a second call continues, and a table of shares found, by error, with dropout
+and without, in float32 and under bfloat16 autocast; and how many checks of right steps said what.
+`python -m benchmarks.numerics.gradient_errors FILE --processes 20`. On a GPU, `python -m benchmarks.numerics.gradient_errors
+--gpu` checks workloads of a real size under bfloat16 autocast instead, right and with errors in one layer or in all but one.
 """
 
+import itertools
+import os
 import random
+import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 import torch._dynamo
+import tyro
 from torch import Tensor, nn
 
+from benchmarks.numerics.divided import divided
+from compile_sweep import command_line
 from compile_sweep.contract.base import Batch, Workload, load_workload
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.contract.workload_names import BUILT_IN
@@ -37,10 +46,15 @@ from compile_sweep.harness.numerics.gradient_check import (
 )
 from compile_sweep.harness.numerics.references import build_model_on
 from compile_sweep.harness.prepare import Prepared, prepare
+from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
 
-ERRORS = (0.005, 0.01, 0.02, 0.05, 0.2)
-TRIALS = 20  # number of trials for each error, kind of model and precision
+PROG = "python -m benchmarks.numerics.gradient_errors"
+
+ERRORS = (0.005, 0.01, 0.02, 0.05, 0.2, 0.0)
+KINDS = tuple(itertools.product((False, True), (0.0, 0.1)))
+"""Whether under autocast, and the dropout."""
+CHECKS_AT_ONCE = 10  # checks of right steps in one task, which compiles once
 
 CPU = torch.device("cpu")
 WIDTH, WORDS = 32, 100
@@ -144,11 +158,11 @@ def trained(workload: Workload, field: str, device: torch.device) -> Iterator[Tr
     torch._dynamo.reset()
 
 
-def right(name: str, *, repeats: int) -> Iterator[GradientCheck]:
+def right(name: str, seed: int) -> Iterator[GradientCheck]:
     """Yields checks of an unmodified built-in workload, at weights during training, on one batch after the other."""
     kind = load_workload(name)
-    with trained(kind(kind.sizes[-1], 0), "", CPU) as one:
-        for number in range(repeats):
+    with trained(kind(kind.sizes[-1], seed), "", CPU) as one:
+        for number in range(CHECKS_AT_ONCE):
             batch = one.pool[number % len(one.pool)]
             state = torch.get_rng_state()
             one.step(batch)
@@ -206,38 +220,84 @@ def _checked_with(error: float, one: Trained, *, everywhere: bool, draws: bool) 
     return found
 
 
-def main() -> None:
-    """Prints both tables."""
-    if sys.argv[1:] == ["--gpu"]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Find how small an error of one layer's gradient the gradient check finds, and how often it calls a right one wrong."""
+
+    output: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    """The file of results; a second call continues it."""
+    trials: int = 20
+    """Trials for each error, dropout and precision."""
+    checks: int = 40
+    """Checks of right steps of each built-in workload, in tens."""
+    processes: int = os.cpu_count() or 1
+    """How many processes divide the work, each on one core."""
+    gpu: command_line.Flag = False
+    """Check workloads of a real size on the GPU instead, and print what is found."""
+
+
+def checked(task: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what the checks of a task found, as JSON can hold it."""
+    checks = right(**arguments) if task == "right" else [injected(**arguments)]
+    return [
+        {"outcome": one.outcome.value, "error": one.error, "evaluations": one.evaluations, "reason": one.reason} for one in checks
+    ]
+
+
+def main() -> int:
+    """Prints both tables; returns the command's exit code."""
+    return command_line.main_of(Options, _check, PROG)()
+
+
+def _check(options: Options) -> int:
+    if options.gpu:
         on_a_gpu()
-        return
-    torch.set_num_threads(1)  # the kernels are small
-    print("| | " + " | ".join(f"{100 * error:g} %" for error in ERRORS) + " | right ones called wrong | skipped |")
-    print("|---" * (len(ERRORS) + 3) + "|")
-    for autocast in (False, True):
-        for dropout in (0.0, 0.1):
-            cells, skipped = [], 0
-            for error in (*ERRORS, 0.0):
-                outcomes = Counter(
-                    injected(error, seed=seed, dropout=dropout, autocast=autocast).outcome for seed in range(TRIALS)
-                )
-                skipped += outcomes[Outcome.SKIPPED]
-                cells.append(f"{outcomes[Outcome.WRONG]} of {TRIALS}")
-            title = f"{'bfloat16 autocast' if autocast else 'float32'}, dropout {dropout:g}"
-            print(f"| {title} | {' | '.join(cells)} | {skipped} |", flush=True)
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    print("\n| right steps of | ok | wrong | skipped | evaluations, median | largest error of the ok ones |")
-    print("|---|---|---|---|---|---|")
-    for name in BUILT_IN:
-        if not load_workload(name)(load_workload(name).sizes[-1], 0).trains:
-            continue
-        checks = list(right(name, repeats=repeats))
-        outcomes = Counter(check.outcome for check in checks)
-        counts = " | ".join(str(outcomes[outcome]) for outcome in (Outcome.OK, Outcome.WRONG, Outcome.SKIPPED))
-        evaluations = sorted(check.evaluations for check in checks)[len(checks) // 2]
-        largest = max((check.error or 0.0 for check in checks if check.outcome is Outcome.OK), default=0.0)
-        print(f"| {name} | {counts} | {evaluations} | {100 * largest:.2g} % |", flush=True)
+        return 0
+    if options.output is None:
+        raise ConfigError("FILE is missing; name a file for the results")
+    names = [name for name in BUILT_IN if load_workload(name)(load_workload(name).sizes[-1], 0).trains]
+    tasks: dict[str, tuple[Any, ...]] = {}
+    for name, seed in itertools.product(names, range(-(-options.checks // CHECKS_AT_ONCE))):
+        tasks[f"{name}, seed {seed}"] = ("right", {"name": name, "seed": seed})
+    for kind, error, seed in itertools.product(KINDS, ERRORS, range(options.trials)):
+        autocast, dropout = kind
+        arguments = {"error": error, "seed": seed, "dropout": dropout, "autocast": autocast}
+        tasks[f"{_title(kind)}, error {error:g}, seed {seed}"] = ("injected", arguments)
+    # By its module's name, because a spawned process cannot import `__main__` as its own.
+    run = import_module("benchmarks.numerics.gradient_errors").checked
+    found = divided(options.output, tasks, run, options.processes)
+    print(_report(found, names))
+    return 0 if found.keys() == tasks.keys() else 1
+
+
+def _title(kind: tuple[bool, float]) -> str:
+    return f"{'bfloat16 autocast' if kind[0] else 'float32'}, dropout {kind[1]:g}"
+
+
+def _report(found: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Formats both tables."""
+
+    def checks_of(title: str) -> list[dict[str, Any]]:
+        return [check for task, checks in found.items() if task.startswith(f"{title}, ") for check in checks]
+
+    heads = [f"{100 * error:g} %" for error in ERRORS if error]
+    lines = [f"| | {' | '.join(heads)} | correct ones called wrong | skipped |", "|---" * (len(heads) + 3) + "|"]
+    for title in map(_title, KINDS):
+        counts = [Counter(check["outcome"] for check in checks_of(f"{title}, error {error:g}")) for error in ERRORS]
+        cells = [f"{count[Outcome.WRONG.value]} of {count.total()}" for count in counts]
+        skipped = sum((count[Outcome.SKIPPED.value] for count in counts), 0)
+        lines.append(f"| {title} | {' | '.join(cells)} | {skipped} of {sum(count.total() for count in counts)} |")
+    head = "| correct steps of | ok | wrong | skipped | forwards and backwards, median | largest error of the ok ones |"
+    lines += ["", head, "|---" * 6 + "|"]
+    for name in names:
+        checks = checks_of(name)
+        outcomes = Counter(check["outcome"] for check in checks)
+        counted = " | ".join(str(outcomes[outcome.value]) for outcome in (Outcome.OK, Outcome.WRONG, Outcome.SKIPPED))
+        evaluations = statistics.median_low([check["evaluations"] for check in checks] or [0])
+        largest = max((check["error"] or 0.0 for check in checks if check["outcome"] == Outcome.OK.value), default=0.0)
+        lines.append(f"| {name} | {counted} | {evaluations} | {100 * largest:.2g} % |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
