@@ -23,6 +23,7 @@ from analysis.page.table import read_end
 from compile_sweep.schema.errors import CompileSweepError, SweepFolderError
 from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE
+from compile_sweep.schema.redact import redact_text
 
 ADDRESS = "127.0.0.1"
 NOT_READ = "not up to date: "  # text before the reason why the folder cannot be read, here and in `page.js`
@@ -176,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, "\n".join(sorted(one.name for one in wanted.iterdir())), "text/plain")
                 return
             if inside and wanted.is_file():
-                self._answer(HTTPStatus.OK, read_end(wanted, _MOST_LOG_BYTES), "text/plain")
+                self._answer(HTTPStatus.OK, redact_text(read_end(wanted, _MOST_LOG_BYTES)), "text/plain")
                 return
         except (OSError, ValueError):  # removed in the meantime, or not a valid path
             pass

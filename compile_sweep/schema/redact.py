@@ -33,73 +33,158 @@ _MOST_LOG_BYTES = 64 * 2**20
 
 _NAMED_SECRET = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CACHE_KEY|TOKENS?(_|$)|_(KEY|PASS|PWD|PAT)$"
-    r"|AUTHORIZATION|AUTH_(CONFIG|HEADER)|(^|_)(AUTH|BEARER|DSN|SAS|JWT)$|WEBHOOK|CONNECTION_?STRING",
+    r"|^PASS$|AUTHORIZATION|AUTH_(CONFIG|HEADER)|(^|_)(AUTH|BEARER|COOKIE|DSN|SAS|JWT)$|WEBHOOK|CONNECTION_?STRING",
     re.IGNORECASE,
 )
 _PARAMETER = re.compile(
     r"(?i)([?&;#][^=&\s]*(?:secret|token|passw|credential|key|signature|sig|auth(?!or)|jwt)[^=&\s]*=)[^&\s'\"]+"
 )
-_PASSWORD_NAME = r"(?:secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:api|access|account|private|signing|wandb|openai)[_-]?key)"
+_NAME_OF_KEY = (
+    "api|access|account|app|application|auth|client|consumer|database|db|encryption|license|master|openai|private|service|session"
+    "|shared|shared[_-]?access|signing|storage|subscription|wandb|webhook"
+)
+_PASSWORD_NAME = (
+    rf"(?:secret(?:[_-]?key)?(?:[_-]?base)?|passw(?:or)?d|passphrase|db_?pass|(?:{_NAME_OF_KEY})[_-]?key(?:[_-]?data)?)"
+)
 _SECRET_NAME = rf"(?:{_PASSWORD_NAME}|credentials?|pwd|(?<!pad_)(?<!pad-)token)"
-_MIXED = r"(?=[^\s\"',;&]{0,99}\d)(?=[^\s\"',;&]{0,99}[A-Za-z])(?![~./*])"
+_MIXED = r"(?=[^\s\"',;&<]{0,99}\d)(?=[^\s\"',;&<]{0,99}[A-Za-z])(?![~./*])"
 """Begins a value with letters and digits that is no path, which only says where a secret is kept."""
-_CHAR = r"[^\s\"',;&()\[\]{}<>$]"
+_CHAR = r"[^\s\"',;&()\[\]{}<>$\\]"
+_QUOTE = r"\\?[\"']"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_PARAMETERS = (
+    "(?:x-amz-|x-goog-)?signature|sig|code|assertion|samlresponse|pw|pass|sid|session(?:_?id)?|phpsessid|jsessionid"
+    r"|[\w-]*(?:token|secret|password|passwd|api_?key)"
+)
+
+_KEYS_OF_SERVICES = (
+    # clouds: AWS, Alibaba, Tencent, Azure's applications, Google, DigitalOcean, Heroku, Fly, Cloudflare, Terraform, Pulumi
+    r"(?:A3T[A-Z0-9]|A[KS]IA|ABIA|ACCA)[A-Z0-9]{16}",
+    r"ABSK[A-Za-z0-9+/]{90,}=*",
+    r"bedrock-api-key-[\w+/=-]{20,}",
+    r"LTAI[A-Za-z0-9]{16,26}",
+    r"AKID[A-Za-z0-9]{32}",
+    r"[\w.~]{3}\dQ~[\w.~-]{31,34}",
+    r"AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}",
+    r"do[opr]_v1_[a-f0-9]{64}",
+    r"HRKU-AA[\w-]{50,}",
+    r"fo1_[\w-]{40,}|fm[12][ar]?_[A-Za-z0-9+/]{90,}=*",
+    r"v1\.0-[a-f0-9]{24}-[a-f0-9]{140,}",
+    r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,}",
+    r"pul-[a-f0-9]{40}",
+    # code and packages: GitHub, GitLab, Atlassian, npm, PyPI, RubyGems, Docker, Artifactory, Linear, Postman
+    r"gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}",
+    r"gl(?:pat|dt|rt|ptt|ft|soat|oas|agent|imt|ffct)-[\w.-]{20,}|glcbt-\w{1,5}_[\w-]{20,}|GR1348941[\w-]{20,}",
+    r"ATATT3[\w=-]{150,}|ATBB[A-Za-z0-9]{28,}",
+    r"npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|rubygems_[a-f0-9]{48}|dckr_pat_[\w-]{20,}|AKCp[A-Za-z0-9]{69}|cmVmd[A-Za-z0-9]{59}",
+    r"lin_api_[A-Za-z0-9]{40}|PMAK-[a-f0-9]{24}-[a-f0-9]{34}",
+    # models and machines: Hugging Face, OpenAI and Anthropic, Perplexity, Groq, xAI, Cerebras, Fireworks, Together, LangSmith
+    r"(?:hf|api_org)_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|pplx-[A-Za-z0-9]{40,}|gsk_[A-Za-z0-9]{40,}|xai-[A-Za-z0-9]{60,}",
+    r"csk-[A-Za-z0-9]{40,}|tgp_v1_[\w-]{40,}|lsv2_(?:pt|sk)_[A-Za-z0-9_]{32,}",
+    # NVIDIA, Replicate, RunPod, Modal, Databricks, Prefect
+    r"nvapi-[\w-]{30,}|r8_[A-Za-z0-9]{30,}|rpa_[A-Za-z0-9]{40,}|dapi[a-f0-9]{32}(?:-\d)?|pn[ub]_[A-Za-z0-9]{36}",
+    r"(?:fw_|a[ks]-)(?=[A-Za-z0-9]{0,30}\d)(?=[A-Za-z0-9]{0,30}[A-Z])(?=[A-Za-z0-9]{0,30}[a-z])[A-Za-z0-9]{22,30}",
+    # messages: Slack, Discord's bots, Telegram, Twilio, SendGrid, Mailgun, Mailchimp, Brevo
+    r"xox[abeoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}",
+    r"[MNO](?=[\w-]{0,25}\d)[\w-]{23,25}\.[\w-]{6}\.(?=[\w-]{0,37}\d)(?=[\w-]{0,37}[A-Z])[\w-]{27,38}",
+    r"bot\d{6,12}:[\w-]{30,}|\d{8,10}:AA[\w-]{33}",
+    r"(?:AC|SK)[a-f0-9]{32}|SG\.[\w-]{20,}\.[\w-]{20,}|key-[a-f0-9]{32}|[a-f0-9]{32}-us\d{1,2}|xkeysib-[a-f0-9]{64}-[A-Za-z0-9]{16}",
+    # payments and shops: Stripe, Square, Shopify, Facebook
+    r"[sr]k_(?:live|test|prod)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/=]{24,}|sq0[a-z]{3}-[\w-]{22,}|EAAA[\w-]{56,}|EAA[MC][A-Za-z0-9]{90,}",
+    r"shp(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}",
+    # operations: Grafana, Sentry, New Relic, Dynatrace, Doppler, Vault, 1Password, Tailscale, Supabase, PlanetScale, age
+    r"glsa_[A-Za-z0-9]{32}_[A-Fa-f0-9]{8}|glc_[A-Za-z0-9+/]{32,}=*|sntryu_[a-f0-9]{64}|sntrys_[\w+/=]{40,}|NRAK-[A-Z0-9]{27}",
+    r"dt0c01\.[A-Za-z0-9]{24}\.[A-Za-z0-9]{64}|dp\.pt\.[A-Za-z0-9]{40,}|hv[sbr]\.[\w-]{24,}|ops_eyJ[\w+/-]{100,}=*",
+    r"tskey-[a-z]+-[\w-]{20,}|sbp_[a-f0-9]{40}|pscale_(?:tkn|oauth|pw)_[\w=.-]{32,}|sha256~[\w-]{43}|AGE-SECRET-KEY-1[A-Z0-9]{58}",
+    # Notion, Figma, Airtable
+    r"ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43}|figd_[\w-]{40,}|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}",
+    # a JSON web token
+    r"eyJ[\w-]{8,}\.(?:eyJ[\w-]{4,}\.?[\w-]*|[\w-]{8,}\.[\w-]{8,})",
+)
+"""Keys and tokens by the formats that services publish for scanners."""
+
 _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
-    (re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(-----END|$)", re.DOTALL), rf"\1{REDACTED}\2"),
-    (  # by the formats that services publish for scanners
-        re.compile(
-            # AWS, GitHub, GitLab, Slack
-            r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
-            r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"
-            # Hugging Face, Google, OpenAI and Anthropic, Stripe, npm, PyPI, Docker, NVIDIA, Replicate, SendGrid
-            r"|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|ya29\.[\w-]{20,}|sk-[A-Za-z0-9_-]{20,}|[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"
-            r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|nvapi-[\w-]{30,}|r8_[A-Za-z0-9]{30,}|SG\.[\w-]{20,}\.[\w-]{20,}"
-            # Shopify, DigitalOcean, Databricks, a Telegram bot, a JSON web token
-            r"|shp(?:at|ca|pa|ss)_[a-f0-9]{32}|do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}|bot\d{6,12}:[\w-]{30,}"
-            r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})(?![\w-])"
-        ),
-        REDACTED,
-    ),
+    (re.compile(r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----).*?(-----END|$)", re.DOTALL), rf"\1{REDACTED}\2"),
+    (re.compile(rf"(?<!\w)(?=[\w.~:+/=-]{{15}})(?:{'|'.join(_KEYS_OF_SERVICES)})(?![\w-])"), REDACTED),
     (
-        re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?)[^\s\"',;]+"),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(r"(?i)\b(bearer\s+)(?=\S{0,99}\d)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
-    (
-        re.compile(r"(?i)([?&](?:sig|(?:x-amz-|x-goog-)?signature|[\w-]*(?:token|secret|password|passwd|api_?key))=)[^&\s'\"]+"),
-        rf"\1{REDACTED}",
-    ),
-    (
-        re.compile(
-            r"(https://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com"
-            r"|hooks\.zapier\.com)/)[^\s'\"<>]+"
-        ),
+        re.compile(rf"(?i)([?&](?!code=[^&\s]{{0,11}}(?:[&\s]|$))(?:{_PARAMETERS})=)(?:(?<!code=)|{_MIXED})[^&\s'\"]+"),
         rf"\1{REDACTED}",
     ),
 )
 """Patterns of text that looks like a secret wherever it stands, and their replacements."""
 
 _LOOKS_NAMED: Sequence[tuple[re.Pattern[str], str]] = (
+    (  # schemes of several parts: the rest of the line
+        re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:digest|aws4-hmac-sha256|oauth|hawk|ntlm|negotiate)\s)[^\r\n]+"),
+        rf"\1{REDACTED}",
+    ),
+    (
+        re.compile(
+            rf"(?i)\b(authorization[\"']?\s*[:=,]\s*b?[\"']?(?:(?:basic|bearer|token)\s+|[a-z][\w-]{{0,20}}\s+{_MIXED})?)[^\s\"',;]+"
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(?i)\b(bearer\s+)(?=\S{0,99}\d)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)\b(signature=)[a-f0-9]{64}"), rf"\1{REDACTED}"),
+    (
+        re.compile(
+            r"(\b(?:hooks\.(?:slack|zapier)\.com|discord(?:app)?\.com/api/(?:v\d+/)?webhooks|webhook\.office\.com)/)[^\s'\"<>]+"
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (  # what is typed to log in: W&B's key, and user:password of curl
+        re.compile(rf"(?i)(\bwandb\s+login\s+(?:-\S+\s+){{0,4}}|\blogin\(\s*(?:key\s*=\s*)?[\"']){_MIXED}[\w-]{{30,}}"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]?[\"']?[^\s:\"']{1,60}:)(?!//)[^\s\"']+"), rf"\1{REDACTED}"),
+    (re.compile(r"(\b(?:docker|podman|helm)\s[^\n]{0,40}\blogin\b[^\n]{0,100}?\s-p[\s=]?)[^\s\"']+"), rf"\1{REDACTED}"),
+    (re.compile(r"(\b(?:sshpass|mysql|mysqldump)\b[^\n]{0,100}?\s-p\s?)[^\s\"']{4,}"), rf"\1{REDACTED}"),
     (  # a value with letters and digits behind a name such as API_KEY= or "token":
-        re.compile(rf"(?i)({_SECRET_NAME}[\"']?\]?\s{{0,3}}(?:=>|[=:])\s{{0,3}}[bru]?[\"']?){_MIXED}{_CHAR}{{8,}}(?![\w(\[.])"),
+        re.compile(
+            rf"(?i)({_SECRET_NAME}(?:{_QUOTE})?\]?\s{{0,3}}(?:=>|:=|[=:]|%3[AD])\s{{0,3}}[bru]?(?:{_QUOTE})?){_MIXED}{_CHAR}{{8,}}(?![\w(\[.])"
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (  # any value of an environment variable whose name ends by saying so, except words that mean none
+        re.compile(
+            r"(?<![\w.])([A-Z0-9_]{0,60}(?:PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|_PASS|_PWD)=)"
+            r"(?!none\b|null\b|true\b|false\b|os\.|[\w.]+\()(?![~./*$<\"'])[^\s\"',;&]{6,}(?![\w(\[.])"
+        ),
         rf"\1{REDACTED}",
     ),
     (  # any value directly behind a name that is surely a secret's, except names and numbers of code
         re.compile(rf"(?i)({_PASSWORD_NAME}[\"']?(?:=|:\s?)[\"'])[^\s\"']{{4,}}(?=[\"'])"),
         rf"\1{REDACTED}",
     ),
-    (  # an option of a command line
+    (  # an element or an attribute of XML
+        re.compile(rf"(?i)(<[\w:-]{{0,40}}{_SECRET_NAME}>)[^\s<]{{4,}}(?=</)"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(rf"(?i)({_SECRET_NAME}\"\s+value=\")[^\s\"]{{4,}}"), rf"\1{REDACTED}"),
+    (  # an option of a command line, also as two words of a list
         re.compile(
-            rf"(?i)((?:^|\s)--?[\w-]{{0,40}}(?:(?:{_PASSWORD_NAME}|pwd)(?:\s{{1,3}}|=)(?!-)|token(?:\s{{1,3}}|=){_MIXED})[\"']?)"
-            rf"[^\s\"']{{4,}}"
+            rf"(?i)((?:^|[\s\"'])--?[\w-]{{0,40}}(?:(?:{_PASSWORD_NAME}|pwd)(?:\s{{1,3}}|=|[\"'],\s?)(?!-)"
+            rf"|token(?:\s{{1,3}}|=|[\"'],\s?[\"']){_MIXED})[\"']?)[^\s\"']{{4,}}"
         ),
         rf"\1{REDACTED}",
     ),
-    (re.compile(r"(?i)\b(x-api-key\s*[:=]\s*|(?:set-)?cookie:\s*)[^\s\"',]+"), rf"\1{REDACTED}"),
+    (  # a sentence, and what .netrc and Redis say
+        re.compile(
+            rf"(?i)\b((?:(?:password|passphrase)(?:\s+(?:is|was))?|(?:token|secret|api key)\s+(?:is|was)|requirepass)\s+[\"']?)"
+            rf"{_MIXED}{_CHAR}{{12,}}"
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(rf"([\"']auth[\"']\s?:\s?[\"']|\b_auth\s?=\s?[\"']?){_MIXED}[\w+/=-]{{16,}}"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)\b(x-api-key\s*[:=]\s*)[^\s\"',]+"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)(cookie[\"']?:\s*[\"']?|\b_gitlab_session=)[^\r\n\"']+"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)(private-mac:\s*)\S+"), rf"\1{REDACTED}"),
 )
-"""The same of a value behind the name of a secret, for lines that hold one of these words, because looking takes long."""
-_WORDS = ("secret", "passw", "passphrase", "key", "token", "credential", "pwd", "cookie")
+"""The same for lines that hold one of these words, because looking takes long."""
+_WORDS = (
+    *("secret", "passw", "passphrase", "pwd", "_pass", "key", "token", "credential", "auth", "bearer", "cookie", "session="),
+    *("signature", "login", "curl", "sshpass", "mysql", "requirepass", "private-mac", "webhook", "hooks."),
+)
 
 _SCHEME = re.compile(r"(?i)^(?:basic|bearer|token)\s+(?=\S+$)")
 _kept: set[str] = set()

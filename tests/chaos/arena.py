@@ -251,10 +251,18 @@ def _shared_memory() -> set[Path]:
 
 
 def _is_used(segment: Path) -> bool:
-    """Tells whether a living process has it mapped or open: then it belongs to that process and is not a leak."""
+    """Tells whether a living process has it mapped or open: then it belongs to that process and is not a leak.
+
+    It is searched for by its inode, because a semaphore is mapped under another name before it gets its own.
+    """
+    try:
+        stat = segment.stat()
+    except FileNotFoundError:
+        return True  # removed meanwhile
+    device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}"
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if str(segment) in Path(f"/proc/{process.pid}/maps").read_text():
+            if f" {device} {stat.st_ino} " in Path(f"/proc/{process.pid}/maps").read_text():
                 return True
             if any(str(segment) == os.readlink(one) for one in Path(f"/proc/{process.pid}/fd").iterdir()):
                 return True

@@ -95,7 +95,11 @@ class Chaotic(Brief):
 def _phase() -> str:
     """Returns the phase this worker is in, from its own log."""
     log = Path(os.readlink("/proc/self/fd/1")).read_text(errors="replace")
-    phases = [line.split(" ", 1)[1] for line in log.splitlines() if re.match(r"\S+ (building|warming-up|steady|checking)$", line)]
+    phases = [
+        line.split(" ", 1)[1]
+        for line in log.splitlines()
+        if re.match(r"\S+ (building|warming-up|steady|checking|eager-runs)$", line)
+    ]
     return phases[-1] if phases else "starting"
 
 

@@ -29,7 +29,7 @@ BY_MACHINE = {"ray::ImplicitFunc", "ray::ProgressTracker", "ray::TrainController
 OF_MACHINES = {"worker-died", "trial-died", "actor-lost", "node-lost", "crashed"}
 """Labels that a trial may get if its processes were killed at random more often than it is retried."""
 
-PHASES = ("building", "warming-up", "steady", "checking")
+PHASES = ("building", "warming-up", "steady", "eager-runs")
 SETTINGS = range(8)
 
 

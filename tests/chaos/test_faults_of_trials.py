@@ -68,10 +68,10 @@ EXITS = TrialFault(
     name="os._exit",
     multiple=5,
     kind="exit",
-    phase="checking",
+    phase="eager-runs",
     label="worker-died",
     tries=2,
-    how="`os._exit(3)` in the check, at every try",
+    how="`os._exit(3)` in an eager run that numbers are compared with, at every try",
 )
 NO_MEMORY = TrialFault(
     name="no host memory for a tensor",
