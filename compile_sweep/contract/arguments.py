@@ -1,6 +1,7 @@
-"""Checks what a user passed to `WorkloadFromModel`."""
+"""Checks what a user passed to `WorkloadFromModel`, and names the function of theirs that fails."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from numbers import Integral
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.errors import CompileSweepError, WorkloadError
+from compile_sweep.schema.outcome import is_out_of_memory
 
 REAL = "real"
 PADDED = "padded"
@@ -103,3 +105,18 @@ def _signature(function: Callable[..., Any]) -> Signature | None:
 
 def _are_dimensions(dims: Any) -> bool:
     return isinstance(dims, Sequence) and all(isinstance(dim, Integral) for dim in dims)
+
+
+class NoMoreBatches(Exception):
+    """The user's iterator is exhausted."""
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Turns any error of a user's function into a `WorkloadError` with the original as its cause."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CompileSweepError | NoMoreBatches) or is_out_of_memory(error):
+            raise
+        raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error

@@ -182,6 +182,10 @@ class Workload(ABC):
     def batch_of_length(self, length: int, *, rank: int, device: torch.device) -> Batch:
         """Returns a batch padded to exactly `length` tokens, to warm up lengths that the pool happens not to contain."""
 
+    def batches_of_length(self, length: int, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        """Returns a batch of each kind at that length: batches that hold the same tensors are of one kind."""
+        return [self.batch_of_length(length, rank=rank, device=device)]
+
     @abstractmethod
     def regions(self, model: nn.Module) -> Sequence[str]:
         """Returns the dotted names of the model's repeated blocks, for scope=regional."""

@@ -27,9 +27,9 @@ _CONSTANTS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, to
 class Structure:
     """The parts of a batch other than its tensors."""
 
-    kind: str  # tensor, jagged, constant, mapping, sequence, fields or attributes
+    kind: str  # tensor, jagged, constant, mapping, sequence, fields, attributes or, of batches of several kinds, either
     name: str = ""  # name of a tensor; for a jagged one, the common part of the names of its `values` and `offsets`
-    keys: tuple[Any, ...] = ()
+    keys: tuple[Any, ...] = ()  # of `either`, the sorted names of the tensors of each kind of batch
     parts: tuple[Structure, ...] = ()
     value: Any = None  # a constant, or what makes the container: a class, or an object to copy
 
@@ -53,6 +53,8 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[structure.name]
     if structure.kind == "constant":
         return structure.value
+    if structure.kind == "either":
+        return rebuild(structure.parts[structure.keys.index(tuple(sorted(tensors)))], tensors)
     if structure.kind == "jagged":
         values, offsets = tensors[f"{structure.name}.values"], tensors[f"{structure.name}.offsets"]
         return torch.nested.nested_tensor_from_jagged(values, offsets)
@@ -106,8 +108,44 @@ def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[
         yield from constants_of(part, f"{name}.{key}" if name else str(key))
 
 
-def one_structure(structures: Sequence[Structure | None]) -> tuple[Structure | None, list[str]]:
-    """Returns the structure of all batches, with None for texts that differ, and their names; WorkloadError if it differs."""
+def one_structure(batches: Sequence[tuple[Mapping[str, Tensor], Structure | None]]) -> tuple[Structure | None, list[str]]:
+    """Returns the structure of all batches, with None for texts that differ, and their names; WorkloadError if it differs.
+
+    Batches may differ in which tensors they hold, such as a mask; the structure is then `either` of one of each kind.
+    """
+    kinds: dict[tuple[str, ...], list[Structure | None]] = {}
+    for tensors, structure in batches:
+        kinds.setdefault(tuple(sorted(tensors)), []).append(structure)
+    if all(structure is None for _, structure in batches) or len(kinds) == 1:
+        return _common_structure([structure for _, structure in batches])
+    explicit = [[one or _plain(names) for one in structures] for names, structures in kinds.items()]
+    first = explicit[0][0]
+    for structures in explicit[1:]:
+        if not _differ_in_presence(first, structures[0]):
+            raise WorkloadError(f"batches differ in what they are made of: {_difference(first, structures[0])}")
+    found = [_common_structure(structures) for structures in explicit]
+    texts = dict.fromkeys(name for _, names in found for name in names)
+    return Structure("either", keys=tuple(kinds), parts=tuple(part for part, _ in found if part)), list(texts)
+
+
+def _plain(names: Sequence[str]) -> Structure:
+    """Returns the structure of a dictionary of tensors."""
+    return Structure("mapping", keys=tuple(names), parts=tuple(Structure("tensor", name) for name in names), value=dict)
+
+
+def _differ_in_presence(one: Structure, other: Structure) -> bool:
+    """Tells whether two batches differ only in keys that one of them lacks, or has as None."""
+    if any(held.kind == "constant" and held.value is None for held in (one, other)):
+        return True
+    if one.kind != other.kind or (one.kind == "sequence" and len(one.parts) != len(other.parts)):
+        return False
+    keys = (held.keys or tuple(range(len(held.parts))) for held in (one, other))
+    mine, theirs = (dict(zip(names, held.parts, strict=True)) for names, held in zip(keys, (one, other), strict=True))
+    return all(_differ_in_presence(mine[key], theirs[key]) for key in mine.keys() & theirs.keys())
+
+
+def _common_structure(structures: Sequence[Structure | None]) -> tuple[Structure | None, list[str]]:
+    """Returns the structure of batches of one kind, and the names of texts; WorkloadError if it differs."""
     first = structures[0]
     constants, texts = dict(constants_of(first)), dict[str, None]()
     for structure in structures[1:]:
@@ -170,18 +208,21 @@ def _outline(structure: Structure | None) -> Any:
     return structure.kind, structure.name, structure.keys, tuple(map(_outline, structure.parts))
 
 
+_MADE_SAME = "make it the same in all of them"
+
+
 def _difference(one: Structure | None, other: Structure | None, name: str = "") -> str:
     """Says where the structures of two batches differ first."""
     named = repr(name) if name else "the batch"
     if (one is None or other is None) and (held := one or other) is not None and held.kind == "mapping":
         other_than_tensors = [pair for pair in zip(held.keys, held.parts, strict=True) if pair[1].kind != "tensor"]
         key, part = other_than_tensors[0] if other_than_tensors else ("the batch", held)
-        return f"{key!r} is {_described(part)} in one and a tensor in another; {_made_same(part, held)}"
+        return f"{key!r} is {_described(part)} in one and a tensor in another; {_MADE_SAME}"
     if one is None or other is None or one.kind != other.kind:
-        return f"{named} is {_described(one)} in one and {_described(other)} in another; {_made_same(one, other)}"
+        return f"{named} is {_described(one)} in one and {_described(other)} in another; {_MADE_SAME}"
     if one.keys != other.keys:
         only = [repr(key) for key in (*one.keys, *other.keys) if (key in one.keys) != (key in other.keys)]
-        return f"only some have {' and '.join(only)}; put it into all of them, {_MASK_OF_ONES}"
+        return f"only some have {' and '.join(only)}; put it into all of them"
     if len(one.parts) != len(other.parts):
         return (
             f"{named} has {len(one.parts)} parts in one and {len(other.parts)} in another; use lists of one length, or one tensor"
@@ -191,14 +232,6 @@ def _difference(one: Structure | None, other: Structure | None, name: str = "") 
         if _outline(mine) != _outline(theirs):
             return _difference(mine, theirs, f"{name}.{key}" if name else str(key))
     return f"{named} has other tensors"
-
-
-_MASK_OF_ONES = "a mask of ones where nothing is masked"
-
-
-def _made_same(one: Structure | None, other: Structure | None) -> str:
-    is_none = any(held is not None and held.kind == "constant" and held.value is None for held in (one, other))
-    return f"put a tensor into all of them, {_MASK_OF_ONES}" if is_none else "make it the same in all of them"
 
 
 def _described(structure: Structure | None) -> str:

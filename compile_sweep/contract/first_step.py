@@ -20,14 +20,14 @@ from compile_sweep.schema.settings import OptimizerKind
 
 
 def check_first_step(workload: Workload, *, has_gpu: bool) -> None:
-    """Takes one step on the first batch without padding; a WorkloadError names function, argument and value that fail it."""
+    """Takes one step on a batch of each kind, unpadded; a WorkloadError names function, argument and value that fail it."""
     if not isinstance(workload, ModelWorkload):
         return
     device = torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu")
-    raw = min(workload.raw_batches(), key=workload.length_of)
     try:
         with may_run_out_of_memory():  # a trial has the device to itself, and reports if its memory does not suffice
-            _step(workload, raw, device)
+            for raw in workload.kinds():
+                _step(workload, raw, device)
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()

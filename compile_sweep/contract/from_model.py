@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -18,35 +17,47 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from compile_sweep.contract.arguments import PADDED, REAL, check_arguments
+from compile_sweep.contract.arguments import PADDED, REAL, NoMoreBatches, check_arguments, failing_as
 from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.batch_changes import (
+    BatchChanges,
+    find_batch_changes,
+    in_any,
+    kinds_of,
+    lengths_if_rows_are_samples,
+    lengths_if_samples_are_second,
+    remark_on_kinds,
+    rows_are_samples,
+    samples_are_second,
+    without_smaller_last,
+)
 from compile_sweep.contract.batches import BatchesOf, Structure, another_object, flatten, one_structure, takes
 from compile_sweep.contract.inspect_model import (
     HOOKS,
-    BatchChanges,
     copied,
-    find_batch_changes,
     find_dynamic_arguments,
     find_reused_modules,
     first_forward_changes,
     initialize_lazy_weights,
-    lengths_if_rows_are_samples,
-    lengths_if_samples_are_second,
     preferred_memory_format,
     remarks_on_first_forward,
     repeated_blocks,
-    rows_are_samples,
-    samples_are_second,
     set_configuration,
-    without_smaller_last,
 )
-from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, LossFn, ModelAndLoss, model_loss, model_outputs
+from compile_sweep.contract.model_and_loss import (
+    MODEL,
+    AccumulatedLoss,
+    LossFn,
+    ModelAndLoss,
+    model_loss,
+    model_outputs,
+    names_inside,
+)
 from compile_sweep.contract.optimizers import OptimizerFn, make_optimizer
 from compile_sweep.contract.seeding import seeded
-from compile_sweep.contract.tensor_uses import TensorUses, find_uses, is_whole
+from compile_sweep.contract.tensor_uses import TensorUses, all_uses, find_uses, is_whole
 from compile_sweep.schema.choices import MemoryFormat
-from compile_sweep.schema.errors import CompileSweepError, WorkloadError
-from compile_sweep.schema.outcome import is_out_of_memory
+from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
 from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
@@ -201,8 +212,7 @@ class ModelWorkload(Workload):
         self._first_changes: dict[tuple[str, int], Any] | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = self._found_changes()
-        names = self.raw_batches(0)[0]
-        for name in sorted(self.pad_with.keys() - names.keys()):
+        for name in sorted(self.pad_with.keys() - (names := in_any(self.raw_batches(0))).keys()):
             raise WorkloadError(f"pad_with of WorkloadFromModel names {name!r}, but batches have {', '.join(names)}")
         self.batch_size = self._changes.samples
         self.max_length = self.declared_max_length or max(self._changes.lengths)
@@ -243,7 +253,7 @@ class ModelWorkload(Workload):
     def build_model(self) -> nn.Module:
         if self._made is not None:
             return self._run_first(deepcopy(self._made))
-        with seeded(self.seed), _failing_as("the model function failed"):
+        with seeded(self.seed), failing_as("the model function failed"):
             made = type(self).model_fn()
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
@@ -302,8 +312,13 @@ class ModelWorkload(Workload):
 
         If every batch is longer, none is cut, since it may contain lengths: the shortest is returned unchanged.
         """
-        raw = self._made_at(length, rank) or self._nearest(length, rank)
-        return self._batch(raw, max(length, self._length_for_all(raw)) if self.pads else self.length_of(raw), device)
+        return self.batches_of_length(length, rank=rank, device=device)[0]
+
+    def batches_of_length(self, length: int, *, rank: int, device: torch.device) -> Sequence[Batch]:
+        made, kinds = self._made_at(length, rank), kinds_of(self.raw_batches(rank))
+        found = {kind: made if made and kind == tuple(sorted(made)) else self._nearest(length, kinds[kind]) for kind in kinds}
+        longest = (lambda raw: max(length, self._length_for_all(raw))) if self.pads else self.length_of
+        return [self._batch(raw, longest(raw), device) for raw in found.values()]
 
     def _made_at(self, length: int, rank: int) -> dict[str, Tensor] | None:
         """Returns a batch that the user's function makes at a length; None if it accepts no length, or returns another one."""
@@ -311,7 +326,7 @@ class ModelWorkload(Workload):
             return None
         with seeded((self.seed << 16) + rank):
             made, _ = self._made_batch(0, {LENGTH: length})
-        fits = made.keys() == self.raw_batches(rank)[0].keys() and self.length_of(made) == length
+        fits = any(made.keys() == raw.keys() for raw in self.raw_batches(rank)) and self.length_of(made) == length
         return made if fits and self._length_for_all(made) == length else None
 
     def shape_policy(self, settings: CompileSettings) -> ShapePolicy:
@@ -340,17 +355,18 @@ class ModelWorkload(Workload):
     def uses(self) -> TensorUses:
         """Describes how the step uses those integer tensors of a batch that change and that `pad_with` does not name."""
         if self._uses is None:
-            raw = min(self.raw_batches(0), key=self.length_of)
-            unknown = [name for name in self._changes.dims if is_whole(raw[name]) and name not in self.pad_with]
+            first = in_any(self.raw_batches(0))
+            unknown = [name for name in self._changes.dims if is_whole(first[name]) and name not in self.pad_with]
             # A model that computes its own loss is Hugging Face's, whose labels have these names and ignore -100.
             asks = bool(unknown) and not (type(self).loss_fn is model_loss and self._changes.ragged is None)
-            self._uses = (find_uses(self.build_model(), raw) if asks else None) or TensorUses()
+            found = [find_uses(self.build_model(), raw) for raw in self.kinds()] if asks else []
+            self._uses = all_uses(one for one in found if one is not None)
         return self._uses
 
     def regions(self, model: nn.Module) -> Sequence[str]:
         inner = model.get_submodule(MODEL)
         names = repeated_blocks(inner) if self.declared_regions is None else self.declared_regions
-        return _inside(inner, names, "regions") or self._reused_modules()
+        return names_inside(inner, names, "regions") or self._reused_modules()
 
     def _reused_modules(self) -> list[str]:
         """Lists the modules that one forward calls repeatedly, like ALBERT's single layer."""
@@ -370,7 +386,7 @@ class ModelWorkload(Workload):
                 children = [f"{MODEL}.{name}" for name, _ in inner.named_children()]
                 self._parts = [MODEL] if has_forward or not children else children
             return self._parts
-        return _inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
+        return names_inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         if module == "" or not self._changes.dims:
@@ -383,7 +399,10 @@ class ModelWorkload(Workload):
 
     def _different_batches(self) -> list[dict[str, Tensor]]:
         """Returns a few batches that differ in length and in whether they contain padding: a library may drop a mask of ones."""
-        different = list({self._sizes(raw): raw for raw in sorted(self.raw_batches(0), key=self._sizes)}.values())
+        return [batch for kind in kinds_of(self.raw_batches(0)).values() for batch in self._different_of_kind(kind)]
+
+    def _different_of_kind(self, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        different = list({self._sizes(raw): raw for raw in sorted(batches, key=self._sizes)}.values())
         if self.pads:
             # Avoid a length equal to the number of samples.
             able = [length for length in range(self.max_length, 0, -1) if length != self.batch_size]
@@ -394,7 +413,11 @@ class ModelWorkload(Workload):
         return [different[0], *different[1:-1][:2], different[-1]]
 
     def _sizes(self, raw: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return tuple(raw[name].size(dim) for name, dims in self._changes.dims.items() for dim in dims)
+        return tuple(raw[name].size(dim) for name, dims in self._changes.dims.items() if name in raw for dim in dims)
+
+    def kinds(self, rank: int = 0) -> list[dict[str, Tensor]]:
+        """Returns the shortest batch of each kind: batches that hold the same tensors are of one kind."""
+        return [min(batches, key=self.length_of) for batches in kinds_of(self.raw_batches(rank)).values()]
 
     def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
         return self.autocast if device.type == "cuda" else None
@@ -410,7 +433,7 @@ class ModelWorkload(Workload):
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
         if (make := type(self).scheduler_fn) is None:
             return None
-        with _failing_as("scheduler_fn failed"):
+        with failing_as("scheduler_fn failed"):
             made = make(optimizer)
         vars(optimizer)["_opt_called"] = True  # else torch warns: a step made before its schedule does not set it
         return made
@@ -444,9 +467,9 @@ class ModelWorkload(Workload):
         """How the batches differ from each other."""
         return self._changes
 
-    def _nearest(self, length: int, rank: int = 0) -> dict[str, Tensor]:
+    def _nearest(self, length: int, batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Returns the longest batch that is at most this long, which padding keeps valid; the shortest if all are longer."""
-        batches = sorted(self.raw_batches(rank), key=self._length_for_all)
+        batches = sorted(batches, key=self._length_for_all)
         return next((raw for raw in reversed(batches) if self._length_for_all(raw) <= length), batches[0])
 
     def raw_batches(self, rank: int = 0) -> list[dict[str, Tensor]]:
@@ -458,7 +481,7 @@ class ModelWorkload(Workload):
                 raise WorkloadError("the batch function made no batch; its iterator is at its end")
             too_few = f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more"
             remarks = [too_few] if len(made) < self.pool_batches else []
-            self._structure, texts = one_structure([structure for _, structure in made])
+            self._structure, texts = one_structure(made)
             self._batches[rank], left_out = without_smaller_last([tensors for tensors, _ in made])
             remarks += [f"{texts[0]} is a text that differs from batch to batch: the step gets None there"] if texts else []
             self._remarks[rank] = [*remarks, *([left_out] if left_out else [])]
@@ -470,21 +493,21 @@ class ModelWorkload(Workload):
         for number in range(self.pool_batches):
             try:
                 yield self._made_batch(number, asked)
-            except _NoMoreBatches:
+            except NoMoreBatches:
                 return
 
     def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
-        self.raw_batches(0)
+        kinds = remark_on_kinds(self.raw_batches(0))
         if self._first_changes is None:
             self.build_model()
         first = remarks_on_first_forward(self._first_changes or {})
         lengths = self._changes.lengths if policy and self.pads else ()
         pads = policy is not None and any(policy.padded(length) != length for length in lengths)
-        return [*self._remarks[0], *first, *(self.padding_lines() if pads else ())]
+        return [*self._remarks[0], *kinds, *first, *(self.padding_lines() if pads else ())]
 
     def padding(self) -> dict[str, tuple[tuple[int, ...], float]]:
         """Returns what settings can pad in the batches: dimensions and padding value, by tensor name."""
-        first, dims = self.raw_batches()[0], self._changes.dims if self.pads else {}
+        first, dims = in_any(self.raw_batches()), self._changes.dims if self.pads else {}
         return {name: (padded, self.padding_value(name, first[name])) for name, padded in dims.items()}
 
     def padding_lines(self) -> list[str]:
@@ -500,22 +523,24 @@ class ModelWorkload(Workload):
             raise WorkloadError("WorkloadFromModel needs batch_fn, a function that makes a batch, or batches, a DataLoader")
         if self.both_batches:
             raise WorkloadError("WorkloadFromModel has both batch_fn and batches; leave one of them out")
-        with _failing_as(f"the batch function failed on batch {number}"):
+        with failing_as(f"the batch function failed on batch {number}"):
             try:
                 batch = make(number, **asked)
             except StopIteration:
-                raise _NoMoreBatches from None
+                raise NoMoreBatches from None
         return flatten(batch)
 
     def length_of(self, raw: Mapping[str, Tensor]) -> int:
         """Returns the length of a batch; 1 if batches have no length."""
-        return max((raw[name].size(dim) for name, dims in self._changes.length.items() for dim in dims), default=1)
+        sizes = (raw[name].size(dim) for name, dims in self._changes.length.items() if name in raw for dim in dims)
+        return max(sizes, default=1)
 
     def _length_for_all(self, raw: Mapping[str, Tensor]) -> int:
         """Returns the length at which every dimension fits, with independent dimensions scaled in proportion to their largest."""
         apart = [
             math.ceil(raw[name].size(dim) * self.max_length / largest)
             for name, dims in self._changes.others.items()
+            if name in raw
             for dim, largest in dims.items()
         ]
         return max(self.length_of(raw), *(min(length, self.max_length) for length in apart)) if apart else self.length_of(raw)
@@ -573,26 +598,3 @@ class ModelWorkload(Workload):
         if name in self.uses.ignored and name not in self.uses.ids:
             return self.uses.ignored[name]
         return IGNORE_INDEX if name.lower() in _LABELS and name not in self.uses.ids else 0
-
-
-class _NoMoreBatches(Exception):
-    """The user's iterator is exhausted."""
-
-
-@contextmanager
-def _failing_as(what: str) -> Iterator[None]:
-    """Turns any error of a user's function into a `WorkloadError` with the original as its cause."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, CompileSweepError | _NoMoreBatches) or is_out_of_memory(error):
-            raise
-        raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:
-    known = {name for name, _ in model.named_modules()}
-    for name in names:
-        if name not in known:
-            raise WorkloadError(f"{what}: the model has no module {name!r}; names are those of model.named_modules()")
-    return [f"{MODEL}.{name}" for name in names]

@@ -1,6 +1,6 @@
 """A user's model and loss function, or step, as one module for measuring."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -122,3 +122,12 @@ class AccumulatedLoss:
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
+
+
+def names_inside(model: nn.Module, names: Sequence[str], what: str) -> list[str]:
+    """Returns names of the user's model as names inside `ModelAndLoss`; WorkloadError says which are unknown."""
+    known = {name for name, _ in model.named_modules()}
+    for name in names:
+        if name not in known:
+            raise WorkloadError(f"{what}: the model has no module {name!r}; names are those of model.named_modules()")
+    return [f"{MODEL}.{name}" for name in names]

@@ -79,7 +79,8 @@ def _outline(raw: Mapping[str, Tensor]) -> tuple[bool, ...]:
 
 def _check_batch(runs: _Runs, number: int, raw: Mapping[str, Tensor]) -> str | None:
     """Checks one batch, and returns and raises what `check_padding` does."""
-    workload, padding = runs.workload, runs.workload.padding()
+    workload = runs.workload
+    padding = {name: how for name, how in workload.padding().items() if name in raw}
     untold = {name: dims for name, (dims, _) in padding.items() if name not in workload.pad_with}
     padded = workload.padded_to(raw, workload.max_length)
     if all(padded[name].shape == tensor.shape for name, tensor in raw.items()):
@@ -119,6 +120,10 @@ def _check_batch(runs: _Runs, number: int, raw: Mapping[str, Tensor]) -> str | N
 def _advice(runs: _Runs, raw: Mapping[str, Tensor], values: Mapping[str, float], expected: Loss, found: Loss | None) -> str:
     """Says what to write in `WorkloadFromModel`: padding values that preserve the loss if there are some, else no padding."""
     real = "write lengths='real' to train on batches as they come"
+    if lacks := [repr(name) for name in runs.workload.padding() if name not in raw]:
+        real += (
+            f", or put {' and '.join(lacks)}, which this batch lacks, into all of them, a mask of ones where nothing is masked"
+        )
     told = _written(values)
     if better := _better_values(runs, raw, values, expected):
         return f"In WorkloadFromModel, write pad_with={_written(better)}, which leaves loss and gradients as they are, or {real}"

@@ -4,7 +4,7 @@ A step runs once on shapes alone, and each operation is examined that takes one 
 are recognized by the loss and its `ignore_index`, whatever their names, and so are numbers that padding would invalidate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,17 @@ class TensorUses:
     """Ids that an `EmbeddingBag` sums, and the beginnings of its bags."""
     positions: set[str] = field(default_factory=set)
     """Positions in another tensor that is not a table of weights: spans, edges of a graph, bounds of packed sequences."""
+
+
+def all_uses(found: Iterable[TensorUses]) -> TensorUses:
+    """Returns the uses in several steps, such as one for each kind of batch."""
+    every = TensorUses()
+    for uses in found:
+        every.ignored |= uses.ignored
+        every.ids |= uses.ids
+        every.bags |= uses.bags
+        every.positions |= uses.positions
+    return every
 
 
 class _Watch(TorchDispatchMode):

@@ -55,15 +55,20 @@ def first_steps(pool: Sequence[Batch], protocol: Protocol) -> list[Batch]:
 def warm_up_batches(prepared: Prepared, pool: Sequence[Batch], *, rank: int, protocol: Protocol) -> list[Batch]:
     """Returns the first steps' batches, then every length that the settings can pad to, often enough to compile and capture."""
     lengths = prepared.policy.lengths()
-    by_length = {batch.length: batch for batch in pool}
+    by_shape = {(batch.length, frozenset(batch.inputs)): batch for batch in pool}  # by the tensors that it holds, too
+    kinds = {kind for _, kind in by_shape}
     for length in lengths:
-        if length not in by_length:
-            batch = prepared.workload.batch_of_length(length, rank=rank, device=prepared.device)
+        missing = {kind for kind in kinds if (length, kind) not in by_shape}
+        made = prepared.workload.batches_of_length(length, rank=rank, device=prepared.device) if missing else []
+        found = {frozenset(batch.inputs): batch for batch in made if batch.length == length}
+        by_shape |= {(length, kind): batch for kind, batch in found.items() if kind in missing}
+        if missing == kinds and not found:
             # No batch can be made of a length that real batches lack. Then no step needs that length, and a real batch replaces
             # it.
-            by_length[length] = batch if batch.length == length else min(pool, key=lambda one: one.length)
+            by_shape[length, frozenset()] = min(pool, key=lambda one: one.length)
+    every = [batch for length in lengths for (at, _), batch in by_shape.items() if at == length]
     visits = protocol.cudagraph_visits if prepared.settings.claims_cudagraphs else protocol.visits
-    return [*first_steps(pool, protocol), *[by_length[length] for length in lengths] * visits]
+    return [*first_steps(pool, protocol), *every * visits]
 
 
 __all__ = ["Measurement", "Protocol", "measure"]

@@ -76,7 +76,7 @@ def _trained(
         return digest(tensors_of(found)) if optimizer is None else found
 
     pool = trained.pool(policy, rank=rank, device=device)
-    every_length = [trained.batch_of_length(length, rank=rank, device=device) for length in policy.lengths()]
+    every_length = [batch for length in policy.lengths() for batch in trained.batches_of_length(length, rank=rank, device=device)]
     visits = 3 if chosen.claims_cudagraphs else 2  # torch captures a CUDA graph on the second visit of a length
     tell("compiling and warming up", rank)
     began = time.perf_counter()

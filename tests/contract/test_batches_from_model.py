@@ -16,9 +16,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from compile_sweep import WorkloadFromModel, measure
+from compile_sweep.contract.batch_changes import find_batch_changes
 from compile_sweep.contract.batches import flatten, rebuild
 from compile_sweep.contract.first_step import check_first_step
-from compile_sweep.contract.inspect_model import find_batch_changes
+from compile_sweep.contract.padding_check import checked_padding
+from compile_sweep.harness.measure import Protocol, warm_up_batches
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.settings import CompileSettings
@@ -398,3 +400,86 @@ def test_samples_of_a_batch_of_lists_are_their_members() -> None:
     pairs = flatten(((torch.zeros(4, 8), torch.zeros(4, 8)), (torch.zeros(4), torch.zeros(4))))[0]
     assert find_batch_changes([pictures(number) for number in range(3)]).samples == 2
     assert find_batch_changes([pairs, pairs]).samples == 4
+
+
+class Masked(nn.Module):
+    """Sums embeddings where a mask says so, or all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        words = self.words(ids)
+        return self.head(words.mean(1) if mask is None else (words * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def some_masked(*lengths: int) -> Callable[[int], dict[str, Tensor]]:
+    def batch(number: int) -> dict[str, Tensor]:
+        ids = torch.randint(9, (4, lengths[number % len(lengths)]))
+        mask = {"mask": (torch.rand(ids.shape) < 0.7).float().index_fill(1, torch.tensor([0]), 1)} if number % 2 else {}
+        return {"ids": ids, **mask, "y": torch.randint(3, (4,))}
+
+    return batch
+
+
+def masked_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return error_of_masked(model, batch["ids"], batch.get("mask"), batch["y"])
+
+
+def error_of_masked(model: nn.Module, ids: Tensor, mask: Tensor | None, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(ids, mask), y)
+
+
+def triple_of(number: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    batch = some_masked(5)(number)
+    return batch["ids"], batch.get("mask"), batch["y"]
+
+
+FORMS_OF_KINDS: dict[str, tuple[Any, Any]] = {
+    "left out": (some_masked(5), masked_loss),
+    "None": (lambda number: {"mask": None, **some_masked(5)(number)}, masked_loss),
+    "None in a tuple": (triple_of, lambda model, batch: error_of_masked(model, *batch)),
+    "in a dictionary of its own": (
+        lambda number: {"inputs": {"ids": (made := some_masked(5)(number)).pop("ids")}, **made},
+        lambda model, batch: error_of_masked(model, batch["inputs"]["ids"], batch.get("mask"), batch["y"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_KINDS)
+def test_a_mask_in_some_batches_only_makes_two_kinds_with_a_graph_each(form: str) -> None:
+    batch_fn, loss_fn = FORMS_OF_KINDS[form]
+    check_first_step(workload := made(batch_fn, loss_fn, Masked), has_gpu=False)
+    assert (workload.batch_size, workload.has_one_shape) == (4, True)
+    name = "1" if form == "None in a tuple" else "mask"
+    said = f"batches are of 2 kinds, 2 with '{name}', 2 without: each kind has graphs of its own and is warmed up"
+    assert workload.remarks() == [said]
+    found = measure(prepare(workload, CompileSettings.parse("scope=full,backend=eager"), CPU), protocol=SHORT)
+    assert (found.graphs, found.graph_break_reasons, found.numerics["status"]) == (2, [], "ok")
+
+
+def test_both_kinds_are_padded_and_warmed_up_at_each_length() -> None:
+    workload = made(some_masked(3, 4, 9, 3), masked_loss, Masked)
+    assert workload.batch_changes.length == {"ids": (1,), "mask": (1,)}
+    assert workload.dynamic_dims("model") == {"ids": (1,), "mask": (1,)}
+    batches = workload.batches_of_length(9, rank=0, device=CPU)
+    assert [{name: tuple(one.shape) for name, one in batch.inputs.items()} for batch in batches] == [
+        {"ids": (4, 9), "y": (4,)},
+        {"ids": (4, 9), "mask": (4, 9), "y": (4,)},
+    ]
+    prepared = prepare(workload, CompileSettings.parse("scope=full,dynamic=buckets,buckets=5/9,backend=eager"), CPU)
+    pool = workload.pool(prepared.policy, rank=0, device=CPU)
+    warm = warm_up_batches(prepared, pool, rank=0, protocol=Protocol(compared_steps=0, visits=1))
+    assert [(batch.length, "mask" in batch.inputs) for batch in warm] == [(5, False), (5, True), (9, False), (9, True)]
+    assert warm[-1].inputs["mask"][:, 4:].eq(0).all()
+    with pytest.raises(WorkloadError, match="or put 'mask', which this batch lacks, into all of them, a mask of ones"):
+        checked_padding(workload, has_gpu=False)
+
+
+def test_a_kind_whose_loss_fails_is_named() -> None:
+    some = lambda number: {"x": rows()[0]} if number else dict(zip("xy", rows(), strict=True))  # noqa: E731
+    workload = made(some, lambda model, batch: error_of(model, **batch))
+    with pytest.raises(WorkloadError, match=r"missing 1 required positional argument: 'y'; the batch has x \(4, 8\) float32"):
+        check_first_step(workload, has_gpu=False)

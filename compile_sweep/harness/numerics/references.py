@@ -8,7 +8,7 @@ one B, to know how far right runs scatter.
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -191,7 +191,8 @@ def _in_other_order(
     The order matters if a tensor is as long as a batch has rows without being one row each, such as weights of classes. Rows stay
     in the part of the batch that they are accumulated in, because a mean over parts may weigh samples by what is beside them.
     """
-    names = [name for name in batches[0].inputs if all(_has_rows(batch, name) for batch in batches)]
+    held = {name: [batch for batch in batches if name in batch.inputs] for one in batches for name in one.inputs}
+    names = [name for name, having in held.items() if all(_has_rows(batch, name) for batch in having)]
     permuted = [_permuted(batch, names, parts) for batch in batches]
     return permuted if _have_one_loss(workload, batches[0], permuted[0], device, eager) else batches
 
@@ -201,11 +202,11 @@ def _has_rows(batch: Batch, name: str) -> bool:
     return tensor.layout is torch.strided and tensor.dim() > 0 and tensor.size(0) == batch.samples
 
 
-def _permuted(batch: Batch, names: Sequence[str], parts: int) -> Batch:
+def _permuted(batch: Batch, names: Collection[str], parts: int) -> Batch:
     generator, size = torch.Generator().manual_seed(batch.length), batch.samples // parts
     order = torch.cat([part * size + torch.randperm(size, generator=generator) for part in range(parts)])
     reordered = {}
-    for name in names:
+    for name in batch.inputs.keys() & names:
         tensor = batch.inputs[name]  # an earlier step may have called requires_grad_() on it
         reordered[name] = tensor.detach()[order.to(tensor.device)].requires_grad_(tensor.requires_grad)
     return replace(batch, inputs={**batch.inputs, **reordered})
