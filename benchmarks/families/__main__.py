@@ -1,15 +1,15 @@
-"""Checks the families and forms of this package, measures each under three settings, and writes the table in docs/workloads.md.
+"""Checks and sweeps the families and forms of this package by the command line, and writes the table in docs/workloads.md.
 
 Background: a user brings a model by a function that makes it, one that makes a batch, and a loss where the model has none. The
-table counts the lines of those and of the call that puts them together, not those of the model itself. What
-`orchestrator.check` asks of a workload is asked of each; then it runs eagerly, with the whole model compiled, and with its
-repeated blocks compiled or, where it has none, with the strategy for lengths that comes next. The back-end is torch's `eager`:
-it finds breaks and recompiles in a fraction of Inductor's time, and generates no code. Each family has a process of its own,
-forked from one that has imported torch.
+table counts the lines of those and of the call that puts them together, not those of the model itself. Of each family,
+`compile-sweep check` and then `compile-sweep sweep` run on the CPU, the sweep with three settings: eager, the whole model
+compiled, and its repeated blocks compiled or, where it has none, the strategy for lengths that comes next. The back-end is
+torch's `aot_eager`: it finds breaks and recompiles in a fraction of Inductor's time. Each family has a process of its own.
 
-Output of `python -m benchmarks.families --output FILE [--jobs N]`: a JSON line for each family, as it ends. What is in the file
-is not run again unless it is named. `--table FILE` writes the table between two marks of a Markdown file. About 30 s of CPU time
-for each. Needs neither Ray nor a network.
+Output of `python -m benchmarks.families --output FILE [--jobs N]`: a JSON line for each family, as it ends, and, in a folder
+beside the file, what the commands printed and the sweep's folder. What is in the file is not run again unless it is named.
+`--table FILE` writes the table between two marks of a Markdown file. About 45 s of one core for each. Needs neither Ray nor a
+network.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import textwrap
@@ -31,30 +32,22 @@ from typing import Any
 import torch
 import transformers
 
-from compile_sweep.contract.first_step import check_first_step
+from benchmarks.families.command_line import checked, import_shared, shared_imports, swept
+from compile_sweep.child_process import die_with
 from compile_sweep.contract.from_model import ModelWorkload
-from compile_sweep.contract.padding_check import checked_padding
-from compile_sweep.describe import describe, explained_failures
 from compile_sweep.harness.diagnostics.advice import short_findings
-from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
-from compile_sweep.harness.measure import Protocol, measure
-from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.causes.errors import advice_on_error, advice_on_exception
-from compile_sweep.schema.outcome import Label, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.check import SHORT
-from orchestrator.plan.space import Target, choose
 
 MODULES = ("forms", "images", "text")
-BACKEND = "eager"
-DEADLINE_S = 900.0
+BACKEND = "aot_eager"
+DEADLINE_S = 600.0
 MOST_REMARKS = 2  # remarks on a family that the table shows
 FIRST, LAST = "<!-- families -->", "<!-- end of families -->"
 
 
 def families() -> dict[str, type[ModelWorkload]]:
     """Every family, as module and name."""
-    found = {}
+    found: dict[str, type[ModelWorkload]] = {}
     for name in MODULES:
         module = importlib.import_module(f"benchmarks.families.{name}")
         kinds = {key: kind for key, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, ModelWorkload)}
@@ -82,74 +75,47 @@ def _module_of(kind: type[ModelWorkload]) -> str:
     return next(name.partition(".")[0] for name, other in families().items() if other is kind)
 
 
-def strategies(target: Target, *, has_blocks: bool) -> Iterator[dict[str, Any]]:
-    """Three settings that `orchestrator.check` and a sweep would try."""
-    yield {"scope": "eager"}
-    lengths = ["auto", "static"] if target.has_one_shape else ["mark", "auto"]
-    yield {"scope": "full", "dynamic": lengths[0], "backend": BACKEND}
-    if not has_blocks:
-        yield {"scope": "full", "dynamic": lengths[1], "backend": BACKEND}
-    else:
-        yield {"scope": "regional", "dynamic": lengths[0], "backend": BACKEND}
+def strategies(checked: str) -> Iterator[str]:
+    """Three settings that a user would try, given what `check` printed."""
+    one_shape, no_blocks = "all of one shape" in checked, "repeated blocks: none" in checked
+    first, second = ("auto", "static") if one_shape else ("mark", "auto")
+    yield "scope=eager"
+    yield f"scope=full,dynamic={first},backend={BACKEND}"
+    yield f"scope=full,dynamic={second},backend={BACKEND}" if no_blocks else f"scope=regional,dynamic={first},backend={BACKEND}"
 
 
-def looked_at(name: str, kind: type[ModelWorkload]) -> dict[str, Any]:
-    """What a check and three trials say of a family."""
+def looked_at(name: str, kind: type[ModelWorkload], folder: Path) -> dict[str, Any]:
+    """What a check and a sweep of three settings say of a family; what they print and record goes into the folder."""
     began = time.monotonic()
-    found: dict[str, Any] = {"family": name, "lines": written_lines(kind), "torch": torch.__version__}
-    try:
-        with explained_failures():
-            workload = kind(kind.sizes[-1], 0)
-            check_first_step(workload, has_gpu=False)
-            pads = checked_padding(workload, has_gpu=False)
-            has_blocks = bool(workload.regions(workload.build_model()))
-        target = Target.of(describe(workload), has_gpu=False)
-    except Exception as error:
-        return {**found, "refused": str(error), "wall_s": time.monotonic() - began}
-    found |= {"batches": _batches(target), "padding": list(pads), "transformers": transformers.__version__, "trials": []}
-    for candidate in strategies(target, has_blocks=has_blocks):
-        chosen = choose([candidate], target)
-        settings = chosen.settings[0] if chosen.settings else CompileSettings.from_dict(candidate)
-        reason = chosen.excluded[0].reason if chosen.excluded else None
-        found["trials"].append(_excluded(settings, reason) if reason else trial(workload, settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    workload = f"benchmarks.families.{name.replace('.', ':')}"
+    found: dict[str, Any] = {"family": name, "lines": written_lines(kind)}
+    found |= {"torch": torch.__version__, "transformers": transformers.__version__}
+    code, said = checked(workload, folder / "check.txt", backend=BACKEND)
+    found |= {"check": code, "batches": _batches(said)}
+    shutil.rmtree(folder / "sweep", ignore_errors=True)
+    code, swept_said = swept(workload, list(strategies(said)), folder / "sweep", folder / "sweep.txt")
+    trials = folder / "sweep" / "trials.jsonl"
+    if not trials.exists():
+        return {**found, "refused": swept_said.strip().splitlines()[-1], "wall_s": time.monotonic() - began}
+    found |= {"sweep": code, "trials": [_shortened(json.loads(line)) for line in trials.read_text(encoding="utf-8").splitlines()]}
     return {**found, "wall_s": time.monotonic() - began}
 
 
-def trial(workload: ModelWorkload, settings: CompileSettings) -> dict[str, Any]:
-    """One setting, measured and judged as a trial is."""
-    torch._dynamo.reset()
-    try:
-        figures = measure(
-            prepare(workload, settings, torch.device("cpu")), protocol=Protocol(**{**SHORT, "compared_steps": 2})
-        ).to_dict()
-    except Exception as error:
-        traceback.print_exc()
-        is_compilers = is_compiler_error(error)
-        label = Label.COMPILE_ERROR if is_compilers else Label.EXCEPTION
-        advice = (advice_on_error if is_compilers else advice_on_exception)(str(error))
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return {"settings": settings.key, "label": str(label), "reason": f"{said}; {advice}" if advice else said}
-    verdict = judge_measurement(figures, claims_cudagraphs=settings.claims_cudagraphs)
-    breaks, recompiles = figures["graph_break_reasons"], figures["recompile_reasons"]
-    return {
-        "settings": settings.key,
-        "label": verdict.label and str(verdict.label),
-        "reason": verdict.reason,
-        "graphs": figures["graphs"],
-        "breaks": len(breaks),
-        "recompiles": len(recompiles),
-        "said": list(short_findings(figures)),
-    }
+def _shortened(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the table needs of a trial's record."""
+    breaks, recompiles = trial["graph_break_reasons"], trial["recompile_reasons"]
+    counts = {"graphs": trial["graphs"], "breaks": len(breaks), "recompiles": len(recompiles)}
+    own = {"settings": trial["settings_key"], "label": trial["label"], "reason": trial["reason"]}
+    return {**own, **counts, "said": list(short_findings(trial))}
 
 
-def _excluded(settings: CompileSettings, reason: str) -> dict[str, Any]:
-    return {"settings": settings.key, "label": "left out", "reason": reason}
-
-
-def _batches(target: Target) -> str:
-    if target.has_one_shape:
-        return "one shape"
-    return f"{target.min_length} to {target.max_length}" + (", as they come" if target.unpadded_reason else "")
+def _batches(checked: str) -> str:
+    """Returns what a check said of the batches' lengths."""
+    found = re.search(r"^  batches: .* (?:of length (.*)|(all of one shape))$", checked, re.MULTILINE)
+    if found is None:
+        return ""
+    return "one shape" if found[2] else found[1] + (", as they come" if "\n  pads nothing: " in checked else "")
 
 
 def run_all(output: Path, names: Sequence[str], *, jobs: int = 1) -> None:
@@ -160,31 +126,35 @@ def run_all(output: Path, names: Sequence[str], *, jobs: int = 1) -> None:
         names: Families to run; by default those that the file does not hold yet.
         jobs: How many run at the same time.
     """
-    done = {line["family"] for line in records(output)}
+    done = {record["family"] for record in records(output) if "failed" not in record}
     found = families()
     waiting = deque(names or [name for name in found if name not in done])
     running: dict[int, tuple[str, float]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             name = waiting.popleft()
+            parent = os.getpid()
             if (child := os.fork()) == 0:
+                die_with(parent)
                 _in_child(name, found[name], output)
             running[child] = name, time.monotonic() + DEADLINE_S
         time.sleep(0.2)
         for child, (name, ends) in list(running.items()):
             if time.monotonic() > ends:
-                os.kill(child, signal.SIGKILL)
+                os.kill(child, signal.SIGKILL)  # what it started ends with it
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 del running[child]
-                print(f"{name}: {_summary(name, output, os.waitstatus_to_exitcode(status))}", flush=True)
+                if killed := os.waitstatus_to_exitcode(status):
+                    _add(output, {"family": name, "failed": f"no result within {DEADLINE_S:g} s, exit code {killed}"})
+                print(f"{name}: {_summary(name, output)}", flush=True)
 
 
-def _summary(name: str, output: Path, exit_code: int) -> str:
+def _summary(name: str, output: Path) -> str:
     """Returns what to print of a family that ended."""
-    if exit_code:
-        return f"no result, exit code {exit_code}"
     record = next(record for record in records(output) if record["family"] == name)
+    if "failed" in record:
+        return f"failed: {record['failed']}"
     said = [f"refused: {_cell(record['refused'])}"] if "refused" in record else [_outcome(one) for one in record["trials"][1:]]
     if "trials" in record and record["trials"][0]["label"] is not None:
         said.insert(0, f"eager: `{record['trials'][0]['label']}`")
@@ -194,16 +164,23 @@ def _summary(name: str, output: Path, exit_code: int) -> str:
 def _in_child(name: str, kind: type[ModelWorkload], output: Path) -> None:
     exit_code = 1
     try:
-        torch.set_num_threads(1)
-        line = json.dumps(looked_at(name, kind)) + "\n"
-        file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, line.encode())  # one call, so that lines of processes that end together do not mix
+        try:
+            with shared_imports():
+                record = looked_at(name, kind, output.with_suffix("") / name)
+        except Exception as error:
+            traceback.print_exc()
+            record = {"family": name, "failed": f"{type(error).__name__}: {error}"}
+        _add(output, record)
         exit_code = 0
-    except BaseException:
-        traceback.print_exc()
     finally:
         sys.stdout.flush()
         os._exit(exit_code)
+
+
+def _add(output: Path, record: Mapping[str, Any]) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, json.dumps(record).encode() + b"\n")  # one call, so that lines of processes that end together do not mix
+    os.close(file)
 
 
 def records(output: Path) -> list[dict[str, Any]]:
@@ -217,6 +194,8 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "| family or form | lines | batches | whole model | blocks, or the next strategy | what is said |"
     yield "|---|--:|---|---|---|---|"
     for record in sorted(found, key=lambda record: record["family"].lower()):
+        if "failed" in record:
+            raise SystemExit(f"{record['family']} failed: {record['failed']}; run it again")
         if "refused" in record:
             yield f"| {_shown(record)} | {record['lines']} | | | | refused: {_cell(record['refused'])} |"
             continue
@@ -264,6 +243,7 @@ def main() -> int:
         if unknown := [name for name in arguments.names if name not in families()]:
             parser.error(f"there is no family {unknown[0]}; the families are {', '.join(families())}")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # families run on the CPU, also where there is a GPU
+        import_shared()
         run_all(arguments.output, arguments.names, jobs=max(1, arguments.jobs))
         return 0
     text = arguments.table.read_text(encoding="utf-8")
