@@ -236,6 +236,9 @@ def run(command: Callable[[], int]) -> int:
         _discard_output()
         return READER_GONE
     except OSError as error:
+        if not _has_current_folder():
+            print("error: the current folder does not exist any more; change to one that does", file=sys.stderr)
+            return USAGE_ERROR
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
         _discard_output()
@@ -243,6 +246,14 @@ def run(command: Callable[[], int]) -> int:
             print(f"error: the output cannot be written ({error.strerror}); send it elsewhere", file=sys.stderr)
         return USAGE_ERROR
     return code
+
+
+def _has_current_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _discard_output() -> None:

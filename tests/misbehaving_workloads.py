@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import ctypes
+import json
 import os
 import random
 import resource
@@ -14,7 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +111,67 @@ def _hook_that_exits() -> None:
     raise RuntimeError("with a hook of its own")
 
 
+def _limit(what: int, most: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+
+
+def _stop_the_clock() -> None:
+    now = time.perf_counter()
+    for name in ("time", "perf_counter", "monotonic", "process_time"):
+        setattr(time, name, lambda: now)
+    time.perf_counter_ns = time.monotonic_ns = lambda: int(now * 1e9)
+
+
+def _turn_the_clock_back() -> None:
+    began = time.time()
+    time.time = lambda: began - 10**7
+
+
+def _hook_imports() -> None:
+    class Refusing:
+        def find_spec(self, name: str, *_: object) -> None:
+            raise ImportError(f"{name} is not to be imported")
+
+    sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
+
+
+def _replace_json() -> None:
+    json.dumps = json.dump = lambda *_, **__: "{}"  # type: ignore[assignment]
+
+
+def _replace_builtins() -> None:
+    builtins.print = builtins.open = None  # type: ignore[assignment]
+
+
+def _write_to_open_files() -> None:
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, b"\xff\n\nnull\n[]\n{}\n[1]\n" + b"[" * 10_000 + b"\n")
+
+
+def _fork_and_go_on() -> None:
+    os.fork()
+
+
+def _raise_in_a_circle() -> None:
+    one, other = ValueError("the first"), ValueError("the second")
+    one.__cause__, other.__cause__ = other, one
+    raise one
+
+
+def _raise_a_long_chain() -> None:
+    error: BaseException = ValueError("the first of many")
+    for number in range(20_000):
+        later = ValueError(f"number {number}")
+        later.__cause__ = error
+        error = later
+    raise error
+
+
+def _raise_several() -> None:
+    raise BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("one of several")])
+
+
 def _take_output_away() -> None:
     sys.stdout = sys.stderr = None  # type: ignore[assignment]
 
@@ -136,6 +201,26 @@ WHILE_BUILDING: dict[str, Callable[[], Any]] = {
     "exits_in_a_hook": _hook_that_exits,
     "kills_its_parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "takes_output_away": _take_output_away,
+    "makes_files_unreadable": lambda: os.umask(0o777),
+    "may_write_no_files": _limit(resource.RLIMIT_FSIZE, 0),
+    "may_use_no_cpu_time": _limit(resource.RLIMIT_CPU, 1),
+    "may_start_no_processes": _limit(resource.RLIMIT_NPROC, 1),
+    "has_an_alarm": lambda: signal.alarm(1),
+    "goes_to_the_root": lambda: os.chdir("/"),
+    "stops_the_clock": _stop_the_clock,
+    "turns_the_clock_back": _turn_the_clock_back,
+    "hooks_imports": _hook_imports,
+    "replaces_json": _replace_json,
+    "replaces_builtins": _replace_builtins,
+    "forgets_modules": lambda: [sys.modules.pop(name) for name in [*sys.modules] if name.startswith(("compile_sweep", "json"))],
+    "writes_utf_16": lambda: sys.stdout.reconfigure(encoding="utf-16"),  # type: ignore[union-attr]
+    "writes_to_open_files": _write_to_open_files,
+    "takes_warnings_for_errors": lambda: warnings.simplefilter("error"),
+    "traces": lambda: sys.settrace(lambda *_: None),
+    "may_not_recurse": lambda: sys.setrecursionlimit(80),
+    "forks_and_goes_on": _fork_and_go_on,
+    "detects_anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "is_in_inference_mode": lambda: torch.inference_mode().__enter__(),
 }
 """What happens before the model is there."""
 
@@ -155,6 +240,14 @@ IN_A_STEP: dict[str, Callable[[], Any]] = {
     "raises_stop_iteration": _raise(StopIteration()),
     "raises_generator_exit": _raise(GeneratorExit()),
     "sleeps": lambda: time.sleep(3),
+    "raises_in_a_circle": _raise_in_a_circle,
+    "raises_a_long_chain": _raise_a_long_chain,
+    "raises_several": _raise_several,
+    "computes_later_in_float16": lambda: torch.set_default_dtype(torch.float16),
+    "changes_threads": lambda: torch.set_num_threads(1),
+    "signals_itself": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+    "hangs_up": lambda: os.kill(os.getpid(), signal.SIGHUP),
+    "makes_later_files_unreadable": lambda: os.umask(0o777),
 }
 """What happens in one forward."""
 
@@ -171,6 +264,12 @@ LOSSES: dict[str, Callable[[Tensor], Any]] = {
     "is_huge": lambda loss: loss * 1e38,
     "is_a_python_number": lambda loss: float(loss),
     "is_a_condition": lambda loss: loss > 0,
+    "is_empty": lambda loss: loss.new_empty(0),
+    "is_sparse": lambda loss: loss.to_sparse(),
+    "is_in_float16": lambda loss: loss.half(),
+    "has_no_finite_gradient": lambda loss: loss + (loss * 0).sqrt(),
+    "is_a_list": lambda loss: [loss],
+    "is_text": str,
 }
 """What becomes of the loss."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,6 +211,16 @@ def test_output_that_is_optional_may_fail_in_every_way(closed: str, monkeypatch:
                 print("said", file=getattr(sys, closed), flush=True)
                 print("said again", file=getattr(sys, closed))
             assert getattr(sys, closed) is stream
+
+
+def test_a_folder_that_was_removed_under_a_command_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run(lambda: len(os.getcwd())) == 2
+    assert capsys.readouterr().err == "error: the current folder does not exist any more; change to one that does\n"
 
 
 def test_a_fault_of_ours_is_not_hidden() -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ class ForkedAttempt:
         self._returncode = self._server.wait(timeout_s)
         return self._returncode is not None or (self._folder / OUTCOME).exists()
 
-    def reports(self) -> Iterator[tuple[str, ...]]:
+    def reports(self) -> Iterator[tuple[Any, ...]]:
         """Yields the process's reports since the last call, each a method of the progress tracker and its arguments."""
         while True:
             start = self._reports.tell()
@@ -116,9 +116,9 @@ class ForkedAttempt:
             if not line.endswith("\n"):
                 self._reports.seek(start)  # an unfinished line; the rest follows
                 return
-            method, *arguments = json.loads(line)
-            if method in _REPORTS:
-                yield method, *arguments
+            match _json_or_none(line):
+                case [str(method), str() | dict() as first, *rest] if method in _REPORTS:
+                    yield method, first, *rest
 
     def log(self, sentence: str) -> None:
         """Adds a line to the worker's log."""
@@ -132,8 +132,17 @@ class ForkedAttempt:
 
     def read_outcome(self) -> None:
         """Reads the outcome that the process left."""
-        written = self._folder / OUTCOME
-        self.outcome = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+        with suppress(OSError):
+            outcome = _json_or_none((self._folder / OUTCOME).read_text(encoding="utf-8", errors="replace"))
+            self.outcome = outcome if isinstance(outcome, dict) else {}
+
+
+def _json_or_none(text: str) -> Any:
+    """Parses what a trial's process wrote, into which a workload may have written, too; returns None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def prepare_log(assignment: Assignment, rank: int) -> None:
@@ -157,7 +166,7 @@ def forked_attempt(
     """Makes the server, which runs no other attempt, fork a process for this one; ends it and its compilers with the block."""
     with scratch_folder("compile-sweep-trial-") as folder:
         (folder / PROGRESS).touch()
-        with (folder / PROGRESS).open(encoding="utf-8") as reports:
+        with (folder / PROGRESS).open(encoding="utf-8", errors="replace") as reports:
             forked = ForkedAttempt(server, assignment, rank, folder, reports)
             server.start(
                 Order(

@@ -62,14 +62,20 @@ def held(folder: Path) -> Iterator[None]:
 def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
     """Creates a new sweep's folder and returns its records, none yet; raises SweepFolderError if it holds a sweep."""
     refuse(folder, config, environment, to_resume=False)
-    _make_writable(folder)
-    with _in_a_sentence(folder):
-        _keep_room(folder)
-        write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
-        # Second: without sweep.json, the folder would look like a sweep that cannot be resumed.
-        (folder / record.TRIALS_FILE).touch()
-        journal.sync_folder(folder)
-        journal.sync_folder(folder.absolute().parent)
+    is_new = not folder.exists()
+    try:
+        _make_writable(folder)
+        with _in_a_sentence(folder):
+            _keep_room(folder)
+            write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
+            # Second: without sweep.json, the folder would look like a sweep that cannot be resumed.
+            (folder / record.TRIALS_FILE).touch()
+            journal.sync_folder(folder)
+            journal.sync_folder(folder.absolute().parent)
+    except SweepFolderError:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return []
 
 

@@ -103,6 +103,12 @@ def test_a_workload_that_empties_the_folder_for_temporary_files_harms_nobody(ser
     assert any(headers.iterdir())
 
 
+def test_a_workload_that_writes_into_the_files_of_its_trial_harms_nobody(servers: Servers, tmp_path: Path) -> None:
+    _, attempt, phases = tried(tmp_path, "misbehaving_workloads:writes_to_open_files", servers)
+    assert attempt.figures is not None, attempt.death
+    assert phases[-1] == "done"
+
+
 def test_a_process_that_is_killed_says_by_what(servers: Servers, tmp_path: Path) -> None:
     assignment, attempt, _ = tried(tmp_path, "faulty_workloads:Faulty", servers, "scope=eager,padding=longest,pad_multiple=4")
     verdict = attempt.verdict(assignment)

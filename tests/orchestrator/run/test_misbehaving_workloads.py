@@ -19,12 +19,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly("some 50 trials of workloads
 EXPECTED: dict[str, Label | None] = {
     **dict.fromkeys(FAULTS),
     **dict.fromkeys([*IN_A_STEP, *LOSSES], Label.EXCEPTION),
-    **dict.fromkeys(("sleeps", "is_a_tuple")),
+    **dict.fromkeys(("sleeps", "is_a_tuple", "is_a_list", "is_in_float16", "changes_threads", "makes_later_files_unreadable")),
     **dict.fromkeys(("exits_with_3", "exits_with_0", "closes_files", "kills_its_parent"), Label.WORKER_DIED),
+    **dict.fromkeys(
+        ("may_write_no_files", "replaces_json", "replaces_builtins", "signals_itself", "hangs_up"), Label.WORKER_DIED
+    ),
     **dict.fromkeys(("aborts", "reads_address_0"), Label.CRASHED),
-    **dict.fromkeys(("is_nan", "is_infinite", "is_huge", "differs_each_time"), Label.EAGER_UNSTABLE),
+    **dict.fromkeys(("is_nan", "is_infinite", "is_huge", "differs_each_time", "has_no_finite_gradient"), Label.EAGER_UNSTABLE),
     **dict.fromkeys(("raises_markup", "computes_on_meta", "computes_in_float64", "stops_gradients"), Label.EXCEPTION),
-    "exits_in_a_hook": Label.EXCEPTION,
+    **dict.fromkeys(("exits_in_a_hook", "stops_the_clock", "hooks_imports"), Label.EXCEPTION),
     "allocates_terabytes": Label.OUT_OF_MEMORY,
 }
 

@@ -52,6 +52,23 @@ def begun(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_folder_that_cannot_be_begun_is_removed_only_if_it_is_new(
+    was_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep_folder, "_keep_room", full)
+    folder = tmp_path / "sweep"
+    if was_there:
+        folder.mkdir()
+        (folder / "notes.txt").touch()
+    with pytest.raises(SweepFolderError, match=r"cannot be written .No space left on device.; name another --output"):
+        begin(folder, config(), H200, None)
+    assert folder.exists() == (folder / "notes.txt").exists() == was_there
+
+
 def test_a_new_sweep_makes_the_folder_with_what_it_is_and_an_empty_log(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet" / "there"
     assert begin(folder, config(seed=7), H200, "c0ffee") == []
