@@ -6,6 +6,7 @@ must contain, and whether the installed torch supports the settings at all.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -95,6 +96,7 @@ class Prepared:
         """Returns what the source must know; raises SettingsError if the settings name what the workload lacks."""
         workload = self.workload
         refuse_memory_format(self.settings, model)
+        refuse_float8(self.settings, model, self.device)
         dtype = workload.autocast_dtype(self.device)
         return Facts(
             workload=type(workload).__name__,
@@ -169,6 +171,30 @@ def refuse_memory_format(settings: CompileSettings, model: nn.Module) -> None:
         raise SettingsError(
             f"memory_format={layout} reorders convolutions with {layout.ndim}-D weights, and the model has none; leave it out"
         )
+
+
+def refuse_float8(settings: CompileSettings, model: nn.Module, device: torch.device) -> None:
+    """Refuses float8 where torchao or the device cannot compute it, or the model has no layer for it."""
+    if settings.float8 is None:
+        return
+    from compile_sweep.harness.source_runtime import suits_float8  # loads the compiler
+
+    asked = f"float8={settings.float8}"
+    if importlib.util.find_spec("torchao") is None:
+        raise SettingsError(f"{asked} needs torchao, which is not installed; run pip install torchao")
+    if device.type != "cuda" or (torch.version.hip is None and torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY):
+        what = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+        raise SettingsError(
+            f"{asked} needs a GPU that multiplies in float8 (H100, L40, RTX 40 or newer), and this is {what}; leave it out"
+        )
+    if not any(suits_float8(module) for module in model.modules()):
+        raise SettingsError(
+            f"{asked} replaces linear layers whose widths are multiples of 16, and the model has none that are plain nn.Linear "
+            "layers without hooks; leave it out"
+        )
+
+
+_FLOAT8_CAPABILITY = (8, 9)  # CUDA compute capability
 
 
 def refuse_other_update(settings: CompileSettings, optimizer: torch.optim.Optimizer) -> None:

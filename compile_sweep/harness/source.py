@@ -279,8 +279,7 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield "    `before_update` is called when the gradients are there and not yet used, for example to clip them."
     yield '    """'
     compiles_backward = facts.reduces and source_ddp.compiles_backward(settings.ddp)
-    if settings.memory_format is not None:
-        yield f"    model.to(memory_format=torch.{settings.memory_format})"
+    yield from _converted(settings)
     yield f"    forward = {source_ddp.wrapped_and_compiled(settings.ddp) if facts.reduces else 'compile_model(model)'}"
     if compiles_backward:
         yield f"    backward = torch.compile(run_backward{_arguments(settings, facts, fullgraph=False)})"
@@ -330,8 +329,7 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield ""
     yield "    With CUDA graphs, the next call writes to the same memory: copy what is to last."
     yield '    """'
-    if settings.memory_format is not None:
-        yield f"    model.to(memory_format=torch.{settings.memory_format})"
+    yield from _converted(settings)
     yield "    forward = compile_model(model)"
     yield ""
     yield f"    @torch.{facts.grad_mode}()"
@@ -341,6 +339,13 @@ def _make_inference(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from _forward(settings, facts, "return forward(**inputs)")
     yield ""
     yield "    return step"
+
+
+def _converted(settings: CompileSettings) -> Iterator[str]:
+    if settings.memory_format is not None:
+        yield f"    model.to(memory_format=torch.{settings.memory_format})"
+    if settings.float8 is not None:
+        yield f'    use_float8(model, "{settings.float8}")'
 
 
 def _forward(settings: CompileSettings, facts: Facts, statement: str, inputs: str = "inputs") -> Iterator[str]:

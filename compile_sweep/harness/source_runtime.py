@@ -98,6 +98,23 @@ def in_memory_format(inputs: dict[str, Any], memory_format: torch.memory_format,
     }
 
 
+def use_float8(model: torch.nn.Module, recipe: str) -> None:
+    """Replaces linear layers in the model by float8 ones, which share their weights."""
+    from dataclasses import replace
+
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), pad_inner_dim=True)  # pads the number of tokens
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: suits_float8(layer))
+
+
+def suits_float8(layer: Any) -> bool:
+    """Whether a layer can be replaced: float8 products need widths that are multiples of 16, and hooks would be lost."""
+    if type(layer) is not torch.nn.Linear or type(layer.weight) is not torch.nn.Parameter:
+        return False
+    return layer.in_features % 16 == layer.out_features % 16 == 0 and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def split_batch(inputs: dict[str, Any], samples: int, parts: int) -> Iterator[dict[str, Any]]:
     """The inputs in equal parts along their samples; what has no row for each sample is in every part.
 

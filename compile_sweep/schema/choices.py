@@ -128,6 +128,17 @@ class SdpaKernel(StrEnum):
     MATH = "math"
 
 
+class Float8Recipe(StrEnum):
+    """How torchao scales the operands of float8 products in training, by its names (`Float8LinearRecipeName`)."""
+
+    TENSORWISE = "tensorwise"
+    """One scale for each tensor: the fastest."""
+    ROWWISE = "rowwise"
+    """One scale for each row: more accurate."""
+    ROWWISE_WITH_GW_HP = "rowwise_with_gw_hp"
+    """As rowwise, with the weights' gradients in the model's own precision."""
+
+
 class ActivationCheckpointing(StrEnum):
     """Which activations are recomputed in the backward pass instead of being kept (`torch.utils.checkpoint`)."""
 

@@ -19,6 +19,7 @@ from compile_sweep.schema.choices import (
     Attention,
     Autocast,
     Dynamic,
+    Float8Recipe,
     MatmulPrecision,
     MemoryFormat,
     Mode,
@@ -222,6 +223,9 @@ class CompileSettings:
 
     sdpa_kernel: SdpaKernel | None = _setting(SdpaKernel, in_label=True)
     """The kernel that `scaled_dot_product_attention` uses on a GPU, where it can. None for the workload's or torch's choice."""
+
+    float8: Float8Recipe | None = _setting(Float8Recipe, in_label=True)
+    """Linear layers multiply in float8, by this recipe of torchao's. None for the precision that the model has."""
 
     activation_memory_budget: float | None = _setting(
         parse_fraction,
@@ -456,7 +460,7 @@ class CompileSettings:
         They use the workload's own attention, because another implementation must give the same numbers, reduce gradients the
         same way, and accumulate as many parts, because a mean over parts may weigh samples otherwise than one over the batch.
         """
-        # Another memory format or attention kernel is part of the setting under test, so the reference is eager without it.
+        # Another memory format, attention kernel or float8 is part of the setting under test, so the reference has none of them.
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
         ddp = self.ddp.for_eager() if self.ddp is not None else None
         return CompileSettings(scope=Scope.EAGER, workload=self.workload, accumulate=self.accumulate, ddp=ddp, **precision)

@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 
 from compile_sweep.contract.installed_torch import config_module, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation
-from compile_sweep.harness.prepare import refuse_memory_format
+from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
-from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, with_own_code
+from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -107,6 +107,10 @@ def apply_to_modules(
             refuse_memory_format(settings, target.module)
             for module in (target.module, *_copies(target.module)):
                 module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
+    if settings.float8 is not None:
+        for target in targets:
+            refuse_float8(settings, target.module, target.device)
+            use_float8(target.module, str(settings.float8))
     if settings.changes_blocks:
         for block in _blocks(settings, targets):
             if settings.activation_checkpointing is not None:

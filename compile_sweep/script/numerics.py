@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import repeated_blocks
 from compile_sweep.harness.numerics.references import RANDOM_REPEATS, References
+from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms, local_shard
 from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
@@ -80,6 +81,8 @@ def perturb(targets: Sequence[Target], rounding: float) -> None:
 
 def rounding_of(target: Target) -> float:
     """Returns the relative rounding error of one operation in the target's precision."""
+    if any(type(module).__name__ == "Float8Linear" for module in target.module.modules()):  # torchao's
+        return FLOAT8_ROUNDING
     dtype = target.autocast or next(weights.dtype for weights in target.module.parameters() if weights.is_floating_point())
     if dtype is torch.float32:
         return _ROUNDING_OF_PRODUCTS[matmul_precision()] if target.device.type == "cuda" else _ROUNDING_OF_PRODUCTS["highest"]

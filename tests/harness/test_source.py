@@ -284,3 +284,11 @@ def test_pasted_source_runs_where_only_torch_is_and_compiles_one_graph_for_all_l
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "1 []"
+
+
+def test_float8_layers_come_before_what_is_compiled() -> None:
+    source = source_of("scope=full,float8=rowwise_with_gw_hp")
+    assert source.index('use_float8(model, "rowwise_with_gw_hp")') < source.index("forward = compile_model(model)")
+    assert "def suits_float8" in source
+    ast.parse(source)
+    assert "float8" not in source_of("scope=full")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +15,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from compile_sweep import WorkloadFromModel, load_workload
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.harness.apply import applied
-from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.choices import MemoryFormat
+from compile_sweep.harness.numerics.references import precision_of
+from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
+from compile_sweep.harness.prepare import prepare, refuse_float8
+from compile_sweep.harness.source_runtime import use_float8
+from compile_sweep.schema.choices import Float8Recipe, MemoryFormat
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.recipes import candidates, find_recipe
-from orchestrator.plan.space import Target, choose
+from orchestrator.plan.space import Target, choose, unsupported
 from workloads.layers import Layers
 from workloads.resnet import ResNet
 
@@ -340,3 +345,67 @@ def test_convolutions_before_a_large_classifier_count_although_it_holds_the_weig
     patches = nn.Sequential(nn.Conv2d(3, 64, 4, stride=4), nn.Flatten(2), *(nn.Linear(64, 64) for _ in range(6)))
     assert preferred_memory_format(vgg) is MemoryFormat.CHANNELS_LAST
     assert preferred_memory_format(patches) is None
+
+
+class Layers48(nn.Module):
+    """Two layers whose widths are multiples of 16, one that is not, one with a hook and one of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.odd = nn.Linear(48, 64), nn.Linear(64, 48), nn.Linear(48, 10)
+        self.hooked, self.own = nn.Linear(48, 48), Doubled(48, 48)
+        self.hooked.register_forward_hook(lambda module, inputs, output: output)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = self.hooked(self.second(self.first(rows).relu()))
+        return torch.as_tensor(self.odd(self.own(rows)).square().mean())
+
+
+class Doubled(nn.Linear):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(rows)
+
+
+@pytest.mark.parametrize("recipe", [str(one) for one in Float8Recipe])
+def test_float8_layers_share_the_weights_and_round_as_coarsely_as_they_are_allowed(recipe: str, monkeypatch: Any) -> None:
+    float8 = pytest.importorskip("torchao.float8")
+    of_name = float8.Float8LinearConfig.from_recipe_name
+    emulated = staticmethod(lambda name: replace(of_name(name), emulate=True))  # computes in float32 what a GPU would in float8
+    monkeypatch.setattr(float8.Float8LinearConfig, "from_recipe_name", emulated)
+    torch.manual_seed(1)
+    model, rows = Layers48(), torch.randn(24, 48)
+    weights, plain = list(model.parameters()), model(rows)
+    plain_gradient = torch.autograd.grad(plain, model.first.weight)[0]
+    use_float8(model, recipe)
+    assert [name for name, one in model.named_modules() if type(one).__name__ == "Float8Linear"] == ["first", "second"]
+    assert all(one is other for one, other in zip(model.parameters(), weights, strict=True))
+    loss = model(rows)
+    loss.backward()
+    gradient = model.first.weight.grad
+    assert gradient is not None
+    off = (gradient - plain_gradient).norm() / plain_gradient.norm()
+    assert loss != plain
+    assert abs(loss / plain - 1) < FLOAT8_ROUNDING
+    assert 0.001 < off < 4 * FLOAT8_ROUNDING
+
+
+def test_float8_is_refused_where_nothing_computes_it(monkeypatch: Any) -> None:
+    settings = CompileSettings.parse("scope=full,float8=tensorwise")
+    pytest.importorskip("torchao")
+    with pytest.raises(SettingsError, match=r"needs a GPU that multiplies in float8 .* and this is a CPU"):
+        refuse_float8(settings, nn.Linear(16, 16), CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    refuse_float8(settings, nn.Linear(16, 16), torch.device("cuda"))
+    with pytest.raises(SettingsError, match="widths are multiples of 16, and the model has none"):
+        refuse_float8(settings, nn.Linear(10, 16), torch.device("cuda"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="needs torchao, which is not installed; run pip install torchao"):
+        refuse_float8(settings, nn.Linear(16, 16), torch.device("cuda"))
+    assert "needs a GPU, and none is visible" in str(unsupported(settings, Target(max_length=1, has_gpu=False)))
+
+
+def test_what_float8_may_change_follows_from_its_rounding() -> None:
+    plain, coarse = (CompileSettings.parse(text) for text in ("scope=full", "scope=full,float8=rowwise"))
+    assert precision_of(plain, torch.bfloat16, torch.float32)[0] < precision_of(coarse, torch.bfloat16, torch.float32)[0] == 2**-4
+    assert coarse.eager_counterpart() == plain.eager_counterpart()
+    assert "float8 tensorwise" in CompileSettings.parse("scope=eager,float8=tensorwise").label

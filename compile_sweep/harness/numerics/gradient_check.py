@@ -45,6 +45,7 @@ from compile_sweep.harness.distributed import everywhere, num_workers
 from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
+from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.outcome import may_run_out_of_memory
 from compile_sweep.schema.settings import Scope
@@ -124,6 +125,8 @@ def check_gradients(
     step: Differentiated, *, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
     """Checks the gradients of a compiled step; all workers of a group must call this together."""
+    if rounding >= FLOAT8_ROUNDING:
+        return skipped("float8 rounds so coarsely that the loss does not follow small steps")
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
     if reason := _unfit(step.parameters.values()):
         return skipped(reason)

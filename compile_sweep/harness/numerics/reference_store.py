@@ -114,7 +114,7 @@ def _identity(prepared: Prepared, batches: Sequence[Batch]) -> Iterator[bytes]:
         f"torch {torch.__version__}",
         f"{type(workload).__module__}:{type(workload).__qualname__} {workload.size} {workload.seed}",
         repr(sorted(workload.chosen.items())),
-        prepared.settings.eager_counterpart().key,
+        f"{prepared.settings.eager_counterpart().key} {prepared.settings.float8}",  # which sets the rounding that is allowed
         f"{name} {workload.autocast_dtype(device)} {workload.learning_rate}",
     ):
         yield text.encode()

@@ -23,6 +23,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
+from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Trajectory, make_recorder
 from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
 from compile_sweep.harness.prepare import Prepared
@@ -259,7 +260,8 @@ def precision_of(
     """Returns the relative rounding error of one operation, and the dtypes that are more precise, the best first."""
     rounding, above = _precision_of_compute(settings, autocast, weights)
     compression = settings.ddp.compression if settings.ddp is not None else None
-    return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0)), above
+    float8 = FLOAT8_ROUNDING if settings.float8 is not None else 0.0
+    return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0), float8), above
 
 
 def compute_dtype(settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype) -> torch.dtype:

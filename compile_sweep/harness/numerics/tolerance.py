@@ -101,6 +101,11 @@ RECORDED_ROUNDING = 4 * 2.0**-24  # relative rounding of the recorded numbers, w
 _FURTHEST = 1e9  # relative deviation at which larger ones are clipped, so that squares do not overflow
 COARSE_FACTOR = 16.0  # factor for the floors if no more precise run shows the effect of rounding
 
+FLOAT8_ROUNDING = 2.0**-4
+"""Relative rounding error of float8 with three fraction bits (e4m3). A run in float8 is compared with eager runs without it, and
+may be that far from them.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
@@ -163,7 +168,8 @@ class ComparisonContext:
 
     def floor(self, roundings: float) -> float:
         """Returns the relative difference that is always tolerated."""
-        return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if self.has_precise else COARSE_FACTOR)
+        fine = self.has_precise or self.rounding >= FLOAT8_ROUNDING
+        return (roundings * self.rounding + RECORDED_ROUNDING) * (1 if fine else COARSE_FACTOR)
 
 
 def calm_steps(eager: Sequence[Sequence[Sequence[float]]]) -> list[int]:
