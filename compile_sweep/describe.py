@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from compile_sweep.child_process import die_with, empty_stdin, only_in_this_process
-from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.contract.workload_facts import WorkloadFacts, shown_name
 from compile_sweep.contract.workload_names import import_named, named_workloads
 from compile_sweep.schema.choices import Attention
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
@@ -221,7 +221,7 @@ def _model_lines(workload: Workload) -> Iterator[str]:
 
 
 def _dims(dims: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{name} {'/'.join(map(str, where))}" for name, where in dims.items()) or "none"
+    return ", ".join(f"{shown_name(name)} {'/'.join(map(str, where))}" for name, where in dims.items()) or "none"
 
 
 def _names(names: Sequence[str]) -> str:

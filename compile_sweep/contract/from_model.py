@@ -56,6 +56,7 @@ from compile_sweep.contract.model_and_loss import (
 from compile_sweep.contract.optimizers import OptimizerFn, make_optimizer
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.contract.tensor_uses import TensorUses, all_uses, find_uses, is_whole
+from compile_sweep.contract.workload_facts import shown_name
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.setting_text import Scalar
@@ -427,8 +428,7 @@ class ModelWorkload(Workload):
             return None
         inner = model.get_submodule(MODEL) if isinstance(model, ModelAndLoss) else model
         named = ((name.removeprefix(f"{MODEL}."), weights) for name, weights in model.named_parameters())
-        made: torch.optim.Optimizer = make_optimizer(type(self).optimizer_fn, inner, named, kind)
-        return made
+        return make_optimizer(type(self).optimizer_fn, inner, named, kind)  # type: ignore[no-any-return]
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
         if (make := type(self).scheduler_fn) is None:
@@ -479,12 +479,12 @@ class ModelWorkload(Workload):
                 made = list(self._all_made(rank))
             if not made:
                 raise WorkloadError("the batch function made no batch; its iterator is at its end")
-            too_few = f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more"
-            remarks = [too_few] if len(made) < self.pool_batches else []
+            few = len(made) < self.pool_batches
+            remarks = [f"{len(made)} batches in place of num_batches={self.pool_batches}: there are no more"] if few else []
             self._structure, texts = one_structure(made)
             self._batches[rank], left_out = without_smaller_last([tensors for tensors, _ in made])
             remarks += [f"{texts[0]} is a text that differs from batch to batch: the step gets None there"] if texts else []
-            self._remarks[rank] = [*remarks, *([left_out] if left_out else [])]
+            self._remarks[rank] = remarks + ([left_out] if left_out else [])
             self.pool_batches = len(self._batches[rank])
         return self._batches[rank]
 
@@ -513,7 +513,7 @@ class ModelWorkload(Workload):
     def padding_lines(self) -> list[str]:
         """Returns a line for each tensor that is padded."""
         return [
-            f"pads {name} along dimension {' and '.join(map(str, dims))} with {value:g}"
+            f"pads {shown_name(name)} along dimension {' and '.join(map(str, dims))} with {value:g}"
             for name, (dims, value) in self.padding().items()
         ]
 

@@ -19,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import IGNORE_INDEX, ModelWorkload
 from compile_sweep.contract.seeding import seeded
+from compile_sweep.contract.workload_facts import shown_name
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory
 
@@ -109,7 +110,7 @@ def _check_batch(runs: _Runs, number: int, raw: Mapping[str, Tensor]) -> str | N
         )
     values = {name: value for name, (_, value) in padding.items()}
     where = {name: " and ".join(map(str, dims)) for name, dims in untold.items()}
-    what = ", ".join(f"{name} (dimension {dims}) with {values[name]:g}" for name, dims in where.items())
+    what = ", ".join(f"{shown_name(name)} (dimension {dims}) with {values[name]:g}" for name, dims in where.items())
     lengths = ", ".join(f"{name!r}: {dims}" for name, dims in workload.batch_changes.length.items())
     raise WorkloadError(
         f"{wrong}; it pads {what}. {_advice(runs, raw, values, expected, found)}. "

@@ -113,3 +113,8 @@ SCRIPT_FACTS = WorkloadFacts(
     max_length=ANY_LENGTH, parts=(), attentions=(), workload="ScriptWorkload", size="script", is_script=True
 )
 """What a plan knows about any script."""
+
+
+def shown_name(name: str) -> str:
+    """Returns the name of a batch's tensor as sentences show it: in quotes if it is a place in a tuple or list."""
+    return repr(name) if name[:1].isdigit() else name

@@ -355,3 +355,11 @@ def test_labels_that_are_the_tensor_of_the_ids_are_labels_all_the_same() -> None
     workload = made(Causal, tokens, cross_entropy)
     check_padding(workload, CPU)
     assert workload.padding() == {"x": ((1,), 0), "y": ((1,), -100)}
+
+
+def test_places_in_a_tuple_are_quoted_so_that_they_do_not_read_as_dimensions() -> None:
+    def loss(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model, dict(zip("xy", pair, strict=True)))
+
+    workload = made(Causal, lambda number: tuple(next_tokens(number).values()), loss)
+    assert workload.padding_lines() == ["pads '0' along dimension 1 with 0", "pads '1' along dimension 1 with -100"]
