@@ -50,7 +50,9 @@ def find_batch_changes(
     first = in_any(batches)
     for batch in batches:
         if not batch.keys() & batches[0].keys() or any(tensor.dim() != first[name].dim() for name, tensor in batch.items()):
-            raise WorkloadError(f"batches differ in their tensors: one has {_shapes(first)}, another {_shapes(batch)}")
+            other = [name for name, tensor in batch.items() if tensor.dim() != first[name].dim()]
+            right = f"; name {other[0]!r} otherwise where it has other dimensions, which makes kinds of batches" if other else ""
+            raise WorkloadError(f"batches differ in their tensors: one has {_shapes(first)}, another {_shapes(batch)}{right}")
     if not any(tensor.dim() for tensor in first.values()):
         raise WorkloadError("batches hold no tensor with a dimension; give a mapping of names to tensors")
     together: dict[tuple[int, ...], list[tuple[str, int]]] = {}

@@ -55,7 +55,7 @@ from compile_sweep.contract.model_and_loss import (
 )
 from compile_sweep.contract.optimizers import OptimizerFn, make_optimizer
 from compile_sweep.contract.seeding import seeded
-from compile_sweep.contract.tensor_uses import TensorUses, all_uses, find_uses, is_whole
+from compile_sweep.contract.tensor_uses import IGNORE_INDEX, TensorUses, all_uses, find_uses, is_whole
 from compile_sweep.contract.workload_facts import shown_name
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
@@ -65,7 +65,6 @@ from compile_sweep.schema.shapes import AsTheyCome, PadToLongest, ShapePolicy
 
 ModelFn = Callable[[], nn.Module]
 BatchFn = Callable[..., Any]
-IGNORE_INDEX = -100  # padding for integer tensors named like labels: the losses of torch and Hugging Face ignore it
 
 BATCH_SIZE = "batch_size"
 """Argument of a batch function, and option of its workload, for the number of samples in a batch."""
@@ -361,7 +360,7 @@ class ModelWorkload(Workload):
             # A model that computes its own loss is Hugging Face's, whose labels have these names and ignore -100.
             asks = bool(unknown) and not (type(self).loss_fn is model_loss and self._changes.ragged is None)
             found = [find_uses(self.build_model(), raw) for raw in self.kinds()] if asks else []
-            self._uses = all_uses(one for one in found if one is not None)
+            self._uses = all_uses(found, self.raw_batches(0), unknown)
         return self._uses
 
     def regions(self, model: nn.Module) -> Sequence[str]:

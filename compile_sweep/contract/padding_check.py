@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from compile_sweep.contract.base import Workload
-from compile_sweep.contract.from_model import IGNORE_INDEX, ModelWorkload
+from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.contract.seeding import seeded
+from compile_sweep.contract.tensor_uses import IGNORE_INDEX
 from compile_sweep.contract.workload_facts import shown_name
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory

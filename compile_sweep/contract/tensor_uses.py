@@ -4,7 +4,7 @@ A step runs once on shapes alone, and each operation is examined that takes one 
 are recognized by the loss and its `ignore_index`, whatever their names, and so are numbers that padding would invalidate.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+IGNORE_INDEX = -100
+"""What targets hold where the losses of torch and Hugging Face ignore them."""
 
 _LOSSES = {"nll_loss_forward": (1, 4), "nll_loss2d_forward": (1, 4)}
 """Operators with a target and an ignored index, and the positions of these among their arguments."""
@@ -39,10 +42,11 @@ class TensorUses:
     """Positions in another tensor that is not a table of weights: spans, edges of a graph, bounds of packed sequences."""
 
 
-def all_uses(found: Iterable[TensorUses]) -> TensorUses:
-    """Returns the uses in several steps, such as one for each kind of batch."""
-    every = TensorUses()
-    for uses in found:
+def all_uses(found: Iterable[TensorUses | None], batches: Sequence[Mapping[str, Tensor]], names: Collection[str]) -> TensorUses:
+    """Returns the uses in several steps, such as one for each kind of batch; tensors of these names that hold -100 ignore it."""
+    marked = [name for name in names if any(bool((raw[name] == IGNORE_INDEX).any()) for raw in batches if name in raw)]
+    every = TensorUses(ignored=dict.fromkeys(marked, IGNORE_INDEX))
+    for uses in filter(None, found):
         every.ignored |= uses.ignored
         every.ids |= uses.ids
         every.bags |= uses.bags
@@ -77,11 +81,13 @@ class _Watch(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in _LOSSES:
             target, ignored = (args[place] if place < len(args) else None for place in _LOSSES[name])
-            self.uses.ignored |= dict.fromkeys(self._of(target), int(ignored) if isinstance(ignored, int) else -100)
+            self.uses.ignored |= dict.fromkeys(self._of(target), int(ignored) if isinstance(ignored, int) else IGNORE_INDEX)
         elif name == "embedding":
             self.uses.ids |= self._as_it_is(args[1])
         elif name.startswith("_embedding_bag"):
             self.uses.bags |= self._of(args[1:3])
+        elif name == "gather" and args[2].size(args[1]) == 1:
+            pass  # one number of each row, such as the log-probability of its target: a row more is one that a mask leaves out
         elif name in _INDEXING:
             used = self.uses.ids if isinstance(args[0], nn.Parameter) else self.uses.positions
             used |= self._as_it_is(args[1:])

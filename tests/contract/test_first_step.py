@@ -125,6 +125,11 @@ def test_the_culprit_is_named(told: dict[str, Any], message: str) -> None:
         ),
         (
             lambda: nn.Linear(8, 3),
+            lambda number: batch_of(0) | ({"y": torch.ones(4, 3)} if number else {}),
+            "another x .*; name 'y' otherwise where it has other dimensions, which makes kinds of batches",
+        ),
+        (
+            lambda: nn.Linear(8, 3),
             lambda number: (batch_of(0), [torch.ones(2)] * (number + 1)),
             "made of: '1' has 1 parts in one and 2 in another",
         ),

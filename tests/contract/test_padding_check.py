@@ -357,6 +357,39 @@ def test_labels_that_are_the_tensor_of_the_ids_are_labels_all_the_same() -> None
     assert workload.padding() == {"x": ((1,), 0), "y": ((1,), -100)}
 
 
+def pair_of_answers(number: int) -> dict[str, Tensor]:
+    batch: dict[str, Tensor] = {}
+    for name, length in (("chosen", LENGTHS[number]), ("rejected", LENGTHS[-number - 1])):
+        ids = torch.randint(1, 20, (3, length))
+        batch |= {f"{name}_ids": ids, f"{name}_answer": torch.where(torch.arange(length) < 3, -100, ids)}
+    return batch
+
+
+def preference_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Compares the log-probabilities of two answers, as in direct preference optimization."""
+
+    def log_probability(name: str) -> Tensor:
+        targets = batch[f"{name}_answer"][:, 1:].clone()
+        counts = targets != -100
+        targets[targets == -100] = 0
+        logits = model(batch[f"{name}_ids"])[:, :-1]
+        return (logits.log_softmax(-1).gather(2, targets[:, :, None]).squeeze(2) * counts).sum(1)
+
+    return -functional.logsigmoid(log_probability("chosen") - log_probability("rejected")).mean()
+
+
+def test_targets_that_a_loss_gathers_are_padded_with_the_index_that_they_hold() -> None:
+    workload = made(Causal, pair_of_answers, preference_loss)
+    assert workload.pads
+    check_padding(workload, CPU)
+    assert {name: value for name, (_, value) in workload.padding().items()} == {
+        "chosen_ids": 0,
+        "chosen_answer": -100,
+        "rejected_ids": 0,
+        "rejected_answer": -100,
+    }
+
+
 def test_places_in_a_tuple_are_quoted_so_that_they_do_not_read_as_dimensions() -> None:
     def loss(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
         return cross_entropy(model, dict(zip("xy", pair, strict=True)))
