@@ -11,7 +11,6 @@ from typing import IO, Any
 import ray
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
-from compile_sweep.schema.outcome import Phase
 from compile_sweep.script.trial import StartRun
 from orchestrator import environment
 from orchestrator.cluster import remote_logs
@@ -67,7 +66,7 @@ class RayParent:
         waited = _waited_s() if self._assignment.plan.head else 0.0
         self._tell("worker_started", here, _gpu_place(), waited)
 
-    def enter_phase(self, phase: Phase) -> None:
+    def enter_phase(self, phase: str) -> None:
         """Reports the phase if this is worker 0."""
         if self.rank == 0:
             self._tell("enter_phase", phase, self._assignment.settings.key)

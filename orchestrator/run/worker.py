@@ -99,7 +99,7 @@ class Parent(Protocol):
         """Reports that the worker runs, and where."""
         ...
 
-    def enter_phase(self, phase: Phase) -> None:
+    def enter_phase(self, phase: str) -> None:
         """Reports that the worker enters a phase."""
         ...
 
@@ -278,7 +278,7 @@ def _measure(
     with sharing.watching():
         prepared = prepare(workload, assignment.settings, device)
         if plan.bisects:
-            return _bisected(prepared, parent.rank)
+            return _bisected(prepared, parent)
         measured: Start | Measurement
         if plan.warm_start:
             measured = restart(prepared, rank=parent.rank, protocol=protocol, on_phase=on_phase)
@@ -395,14 +395,14 @@ def _largest_batch(workload: Workload, prepared: Prepared, findings: Sequence[st
     return {"batch_peak_bytes": {str(one.batch_size): one.peak_memory_bytes for one in tried}}
 
 
-def _bisected(prepared: Prepared, rank: int) -> dict[str, Any]:
+def _bisected(prepared: Prepared, parent: Parent) -> dict[str, Any]:
     from compile_sweep.harness.measure import first_steps
     from compile_sweep.harness.numerics.bisect import bisect
     from compile_sweep.harness.protocol import Protocol
 
     with prepared.workload.process_settings():
-        pool = prepared.workload.pool(prepared.policy, rank=rank, device=prepared.device)
-        return bisect(prepared, first_steps(pool, Protocol())).to_dict()
+        pool = prepared.workload.pool(prepared.policy, rank=parent.rank, device=prepared.device)
+        return bisect(prepared, first_steps(pool, Protocol()), parent.enter_phase).to_dict()
 
 
 @contextmanager
@@ -491,7 +491,7 @@ class ForkedParent:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[self._order.gpu or 0]
         self._report("worker_started", platform.node(), f"{platform.node()}:{visible}" if self._assignment.plan.use_gpu else None)
 
-    def enter_phase(self, phase: Phase) -> None:
+    def enter_phase(self, phase: str) -> None:
         self._report("enter_phase", str(phase))
 
     def report_early_figures(self, early: dict[str, float]) -> None:

@@ -46,7 +46,7 @@ def explain(subject: Subject, console: Console, servers: Servers) -> int:
         measured_alone,
         subject,
         servers,
-        on_phase=lambda elapsed_s, phase: console.print(f"[{elapsed_s:7.1f} s] {phase}", markup=False, highlight=False),
+        on_phase=partial(_say_phase, console),
         trial_deadline_s=DEADLINE_S,
         explains=True,
     )
@@ -98,6 +98,10 @@ def measured_alone(
         return assignment, attempt, assignment.log_file(0).read_text(encoding="utf-8", errors="replace")
 
 
+def _say_phase(console: Console, elapsed_s: float, phase: str) -> None:
+    console.print(f"[{elapsed_s:7.1f} s] {phase}", markup=False, highlight=False)
+
+
 def _judged(verdict: Verdict) -> str:
     return str(verdict.status) if verdict.label is None else f"{verdict.status} ({verdict.label}): {verdict.reason}"
 
@@ -122,26 +126,34 @@ BISECT_DEADLINE_S = 3600.0  # seconds that all compiles together may take
 def bisect(subject: Subject, console: Console, servers: Servers) -> int:
     """Prints which module is wrong under a setting; returns exit code 0 if there is an answer, otherwise 1."""
     print_subject(subject, console)
-    console.print("compiling one part at a time …", markup=False, highlight=False)
-    assignment, attempt, _ = measured_alone(subject, servers, trial_deadline_s=BISECT_DEADLINE_S, bisects=True)
+    console.print("compiling one part after another, each for some steps beside eager ones …", markup=False, highlight=False)
+    assignment, attempt, _ = measured_alone(
+        subject, servers, on_phase=partial(_say_phase, console), trial_deadline_s=BISECT_DEADLINE_S, bisects=True
+    )
     if attempt.figures is None:
         say(console, str(attempt.verdict(assignment).reason))
         return 1
-    say(console, *map(redact_text, _bisect_lines(attempt.figures)))
+    found = attempt.figures
+    _say(console, "compiled, and the largest difference", (f"{n}. {tried}" for n, tried in enumerate(found["tried"], start=1)))
+    _say(console, "found", _bisect_lines(found))
     return 0
 
 
 def _bisect_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    for number, tried in enumerate(found["tried"], start=1):
-        yield f"  {number}. {tried}"
+    module, class_name = found["module"], found["class_name"]
     if not found["is_wrong"]:
         yield "the setting follows eager: nothing to look for"
-    elif not found["module"]:
-        yield f"no module is wrong by itself, only the whole model is: {found['worst']}"
-        yield "  → scope=modular or scope=regional, which compile modules by themselves, may be used"
+        return
+    if found["without_regions"]:
+        yield f"scope=nested is wrong, and scope=full is right: {found['worst']}"
+        advice = "use scope=full or scope=regional"
+    elif not module:
+        yield f"no module is wrong by itself, so it is the loss, or how the modules are compiled together: {found['worst']}"
+        advice = "try scope=modular or scope=regional, which compile modules by themselves and leave the loss eager"
     else:
-        yield f"wrong: {found['module']} ({found['class_name']}), by {found['stage']}: {found['worst']}"
-        yield (
-            f"  → leave it eager: scope=modular with parts.{found['module']}.compile=off where it is a part of the workload, or "
-            f"torch.compiler.disable on the forward of {found['class_name']}; and report it to the maintainers of that code"
-        )
+        own = "; none of its parts is, so it is its own code, or how its parts are compiled together" if found["is_whole"] else ""
+        yield f"{module} ({class_name}) is wrong where it alone is compiled{own}: {found['worst']}"
+        yield "an error goes on through the backward, so the layers named there may be others"
+        advice = f"leave it eager: put @torch.compiler.disable on the forward of {class_name}; and report it to its maintainers"
+    yield f"at fault: {found['stage']}"
+    yield f"  → {advice}"

@@ -1,9 +1,10 @@
 """Finds the module whose compiled code is wrong: compiles parts of the model until the first one that does not follow eager.
 
 Background: if a setting `diverges`, gradients and updates name the layers with wrong results, which need not be the layers
-with wrong code, because an error propagates through the backward pass. With one module compiled and all others eager, only that
-module can be at fault. Modules are tried together first, then by halves of their order, then inside the one that was found, as
-torch's own minifier does with graphs. Finally the back-end is bisected the same way: without Inductor, then without AOTAutograd.
+with wrong code, because an error propagates through the backward pass. First the compiler is bisected, as torch's own minifier
+does with graphs: without AOTAutograd, then without Inductor, then as the setting says. With the first back-end that is wrong,
+which is the one that compiles fastest, some modules are compiled and all others are eager, so that only these can be at fault:
+all together first, then halves of their order, then inside the one that was found.
 
 Output: a `Bisection`, which names the innermost module, or says that no module is wrong by itself.
 """
@@ -19,10 +20,12 @@ from compile_sweep.contract.base import Batch, unwrap_ddp
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import applied
-from compile_sweep.harness.numerics.check import NumericsStatus, judge
+from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
 from compile_sweep.harness.numerics.gradient_check import check_step
 from compile_sweep.harness.numerics.references import build_model_on, record_run, run_references
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.errors import one_line_message
+from compile_sweep.schema.settings import Scope
 
 _WRONG = (NumericsStatus.DIVERGES, NumericsStatus.NAN)
 
@@ -31,7 +34,10 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # modules without a forward of the
 _OF_INDUCTOR: dict[str, Any] = dict.fromkeys(("mode", "cudagraphs", "shape_padding", "options", "activation_memory_budget"))
 """Settings that other back-ends do not accept."""
 
-STAGES = (("eager", "Dynamo"), ("aot_eager", "AOTAutograd"))
+STAGES = (
+    ("eager", "Dynamo, or code that does something else where torch.compiler.is_compiling()"),
+    ("aot_eager", "AOTAutograd"),
+)
 """Back-ends from the one that does least to the one that does most, and what is at fault if each is the first to be wrong."""
 
 
@@ -44,10 +50,14 @@ class Bisection:
     module: str = ""
     """Dotted name of the innermost module that is wrong when it is compiled alone; empty if there is none."""
     class_name: str = ""
+    is_whole: bool = False
+    """Whether the module has parts, none of which is wrong by itself."""
     worst: str = ""
-    """How that module differs from eager."""
+    """How the setting, or that module alone, differs from eager."""
     stage: str = ""
-    """Part of the compiler at fault; empty if it was not looked for."""
+    """Part of the compiler at fault; empty if the setting is right."""
+    without_regions: bool = False
+    """Whether the setting is right with scope=full in place of scope=nested."""
     tried: list[str] = field(default_factory=list)
     """What was compiled and with what result, a sentence each, in order."""
 
@@ -56,60 +66,84 @@ class Bisection:
         return asdict(self)
 
 
-def bisect(prepared: Prepared, batches: Sequence[Batch]) -> Bisection:
-    """Finds the module whose compiled code is wrong."""
-    search = _Search(prepared, batches)
-    worst = search.fault(prepared, "as the setting says")
+def bisect(prepared: Prepared, batches: Sequence[Batch], report: Callable[[str], None] = lambda what: None) -> Bisection:
+    """Finds the module whose compiled code is wrong; reports what is compiled before each attempt."""
+    report("eager runs to compare with")
+    search = _Search(prepared, batches, report)
+    worst, stage = search.first_stage()
     if worst is None:
         return Bisection(is_wrong=False, tried=search.tried)
-    model = build_model_on(prepared.workload, torch.device("cpu"))
-    module = search.innermost(unwrap_ddp(model))
+    found = Bisection(is_wrong=True, worst=worst, stage=stage, tried=search.tried)
+    if prepared.settings.scope is Scope.NESTED and search.is_right_without_regions():
+        return replace(found, without_regions=True)
+    model = unwrap_ddp(build_model_on(prepared.workload, torch.device("cpu")))
+    prepared.modules(model)
+    module = search.innermost(model, prepared.targets)
     if not module:
-        return Bisection(is_wrong=True, worst=worst, tried=search.tried)
-    return Bisection(
-        is_wrong=True,
+        return found
+    return replace(
+        found,
         module=module,
-        class_name=type(unwrap_ddp(model).get_submodule(module)).__qualname__,
+        class_name=type(model.get_submodule(module)).__qualname__,
+        is_whole=bool(children_of(model, module)),
         worst=search.fault_of([module]) or worst,
-        stage=search.stage(module),
-        tried=search.tried,
     )
 
 
 class _Search:
-    def __init__(self, prepared: Prepared, batches: Sequence[Batch]) -> None:
-        self._prepared, self._batches = prepared, batches
+    def __init__(self, prepared: Prepared, batches: Sequence[Batch], report: Callable[[str], None]) -> None:
+        self._prepared, self._batches, self._report = prepared, batches, report
         self._references = run_references(prepared, batches)
         self._known: dict[tuple[str, ...], str | None] = {}
         self.tried: list[str] = []
 
-    def innermost(self, model: nn.Module) -> str:
-        """Returns the innermost module that is wrong by itself; empty if there is none."""
-        found = ""
-        while inside := first_wrong(children_of(model, found), lambda names: self.fault_of(names) is not None):
-            found = inside
-        return found
+    def first_stage(self) -> tuple[str | None, str]:
+        """Returns how the setting differs from eager, if it does, and the stage from which on; the search goes on with that."""
+        settings = self._prepared.settings
+        for backend, stage in STAGES if settings.backend is None else ():
+            lesser = self._prepared.with_settings(replace(settings, backend=backend, **_OF_INDUCTOR))
+            if (worst := self.fault(lesser, f"with backend={backend}")) is not None:
+                self._prepared = lesser
+                return worst, stage
+        worst = self.fault(self._prepared, "as the setting says", is_part=False)
+        return worst, "Inductor" if settings.backend is None else f"back-end {settings.backend}"
 
-    def stage(self, module: str) -> str:
-        """Returns the first stage of the compiler that makes the module wrong."""
-        if self._prepared.settings.backend is not None:
-            return f"back-end {self._prepared.settings.backend}"
-        apart = self._prepared.compiling([module])
-        for backend, stage in STAGES:
-            settings = replace(apart.settings, backend=backend, **_OF_INDUCTOR)
-            if self.fault(apart.with_settings(settings).compiling([module]), f"{module} with backend={backend}") is not None:
-                return stage
-        return "Inductor"
+    def is_right_without_regions(self) -> bool:
+        """Tells whether the setting is right with scope=full."""
+        whole = self._prepared.with_settings(replace(self._prepared.settings, scope=Scope.FULL))
+        return self.fault(whole, "with scope=full") is None
+
+    def innermost(self, model: nn.Module, targets: Sequence[str]) -> str:
+        """Returns the innermost module that is wrong by itself, within those that are compiled apart; empty if there is none."""
+        found, inside = "", targets or children_of(model, "")
+        while first := first_wrong(inside, lambda names: self.fault_of(names) is not None):
+            found, inside = first, children_of(model, first)
+        return found
 
     def fault_of(self, modules: Sequence[str]) -> str | None:
         """Describes how the model differs from eager if only these modules are compiled; None if it does not."""
         key = tuple(modules)
         if key not in self._known:
-            self._known[key] = self.fault(self._prepared.compiling(modules), named(modules))
+            self._known[key] = self.fault(self._prepared.compiling(modules), f"only {named(modules)}")
         return self._known[key]
 
-    def fault(self, prepared: Prepared, what: str) -> str | None:
-        """Describes how the model differs from eager under these settings; None if it does not."""
+    def fault(self, prepared: Prepared, what: str, *, is_part: bool = True) -> str | None:
+        """Describes how the model differs from eager under these settings; None if it does not, or a part cannot be compiled."""
+        self._report(what)
+        try:
+            found = self._judged(prepared)
+        except Exception as error:
+            if not is_part:
+                raise
+            self.tried.append(f"{what}: raises {one_line_message(error)}")
+            return None
+        finally:
+            torch._dynamo.reset()
+            memory.free(prepared.device)
+        self.tried.append(f"{what}: {found.status}, {found.worst}")
+        return found.worst if found.status in _WRONG else None
+
+    def _judged(self, prepared: Prepared) -> Numerics:
         workload = prepared.workload
         model = build_model_on(workload, prepared.device)
         optimizer = prepared.optimizer(model)
@@ -117,12 +151,7 @@ class _Search:
         with applied(prepared, model, optimizer) as step:
             trajectory = record_run(workload, model, step, self._batches)
             gradient_check = check_step(prepared, model, step, self._batches[0], draws=trajectory.random)
-        del step, model, optimizer
-        torch._dynamo.reset()
-        memory.free(prepared.device)
-        found = judge(trajectory, self._references, [], gradient_check=gradient_check)
-        self.tried.append(f"{what}: {found.status}, {found.worst}")
-        return found.worst if found.status in _WRONG else None
+        return judge(trajectory, self._references, [], gradient_check=gradient_check)
 
 
 def named(modules: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -56,28 +56,60 @@ def batch(number: int) -> dict[str, Tensor]:
     return {"x": torch.randn(8, 8)}
 
 
-def bisected(wrong: Sequence[int]) -> Bisection:
-    workload = WorkloadFromModel(network(wrong), batch, lambda model, inputs: model(inputs["x"]).square().mean(), num_batches=4)()
-    prepared = prepare(workload, CompileSettings.parse(FULL), CPU)
+def bisected(
+    model: Callable[[], nn.Module], settings: str = FULL, report: Callable[[str], None] = lambda what: None
+) -> Bisection:
+    workload = WorkloadFromModel(model, batch, lambda model, inputs: model(inputs["x"]).square().mean(), num_batches=4)()
+    prepared = prepare(workload, CompileSettings.parse(settings), CPU)
     pool = workload.pool(prepared.policy, rank=0, device=CPU)
-    return bisect(prepared, first_steps(pool, Protocol(compared_steps=3)))
+    return bisect(prepared, first_steps(pool, Protocol(compared_steps=3)), report)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_the_block_whose_compiled_gradient_is_wrong_is_named() -> None:
-    found = bisected([3])
+    found = bisected(network([3]))
     assert (found.module, found.class_name) == ("model.blocks.3", "WrongInBackward")
     assert found.is_wrong
     assert found.stage == "back-end aot_eager"
     assert found.tried[0].startswith("as the setting says: diverges")
-    assert any(tried.startswith("model.blocks.3: diverges") for tried in found.tried)
+    assert any(tried.startswith("only model.blocks.3: diverges") for tried in found.tried)
+
+
+class BreaksApart(Layer):
+    """It cannot be compiled by itself under fullgraph=on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+class WrongInItsOwnForward(WrongInBackward):
+    def __init__(self) -> None:
+        super().__init__()
+        self.apart = BreaksApart()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0.0 if torch.compiler.is_compiling() else 0.0 * self.apart(x))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_dynamo_makes_wrong_is_found_without_compiling_with_inductor() -> None:
+    reported: list[str] = []
+    found = bisected(WrongInItsOwnForward, "scope=full,fullgraph=on", reported.append)
+    assert (found.module, found.class_name, found.is_whole) == ("model", "WrongInItsOwnForward", True)
+    assert found.stage.startswith("Dynamo")
+    assert [tried.partition(": ")[0] for tried in found.tried] == [
+        "with backend=eager", "only model", "only 2 modules, model.linear to model.apart",
+    ]  # fmt: skip
+    assert ": raises Call to `torch._dynamo.graph_break()`" in found.tried[-1]
+    assert reported == ["eager runs to compare with", *(tried.partition(": ")[0] for tried in found.tried)]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_setting_that_follows_eager_has_nothing_to_look_for() -> None:
-    found = bisected([])
+    found = bisected(network([]))
     assert (found.is_wrong, found.module, len(found.tried)) == (False, "", 1)
 
 
