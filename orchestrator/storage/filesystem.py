@@ -12,6 +12,7 @@ from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileS
 from compile_sweep.schema import redact
 
 SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+BUCKET_SCHEMES = ("s3", "gs", "gcs")
 FSSPEC = "fsspec+"  # prefix for the scheme of a file system that only fsspec knows: fsspec+https://…
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
@@ -31,6 +32,10 @@ def normalized(location: str) -> str:
             return str(Path(location).expanduser().absolute())
         except RuntimeError:
             raise ValueError(f"can be kept at {location}: there is no such user; name a folder or a URI") from None
+    if scheme in BUCKET_SCHEMES and not re.split(r"[/?]", without_credentials(location).partition("://")[2], maxsplit=1)[0]:
+        raise ValueError(
+            f"can be kept at {without_credentials(location)}: it names no bucket; write it like {scheme}://bucket/folder"
+        )
     if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
         return location
     raise ValueError(f"can be kept at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")

@@ -178,6 +178,9 @@ def test_a_name_that_leaves_the_folder_is_told_from_others(name: str) -> None:
     ("location", "complaint"),
     [
         ("", "no results can be kept at an empty location"),
+        ("s3://", "no results can be kept at s3://: it names no bucket; write it like s3://bucket/folder"),
+        ("gs:///x?y=1", "no results can be kept at gs:///x: it names no bucket"),
+        ("s3://u:secret@/x", "it names no bucket"),
         ("ftp://u:secret@host/x", "no results can be kept at ftp://host/x; use a folder"),
     ],
 )
