@@ -15,9 +15,10 @@ REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of
 ERRORS = (
     Cause(
         "double backward",
-        "a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager, "
-        "or take its first derivative inside the compiled function, torch.func.grad(lambda x: model(x).sum())(x); if no second "
-        "derivative is meant, use backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off",
+        "a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager "
+        "(scope=modular, and parts without it), or take its first derivative inside the compiled function, "
+        "torch.func.grad(lambda x: model(x).sum())(x); if no second derivative is meant, use backward(retain_graph=True) "
+        "without create_graph, with functorch.donated_buffer=off",
         error=r"does not currently support double backward|donated buffers",
     ),
     Cause(
@@ -34,6 +35,12 @@ ERRORS = (
         "losses.append(loss.detach().clone()), or leave CUDA graphs off; compiled blocks that run again in the backward "
         "pass, as with checkpointing, need scope=full or no CUDA graphs",
         error=GRAPHS_MEMORY,
+    ),
+    Cause(
+        "inference mode in a forward that trains",
+        "compiled code cannot take a view of a tensor from outside under torch.inference_mode(), such as a slice of a "
+        "buffer: write torch.no_grad() in its place, as around a frozen teacher",
+        error=r"version_counter for inference tensor",
     ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
     Cause(

@@ -316,18 +316,25 @@ def test_a_fallback_has_the_advice_of_the_break_at_its_line() -> None:
     assert "torch.compile cannot see into this call" in (verdict.reason or "")
 
 
-def test_an_error_of_the_compilers_says_what_helps() -> None:
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("torch.compile with aot_autograd does not currently support double backward", "differentiated twice"),
+        ("RuntimeError: Cannot set version_counter for inference tensor", "write torch.no_grad() in its place"),
+    ],
+)
+def test_an_error_of_the_compilers_says_what_helps(said: str, advice: str) -> None:
     known: dict[str, Any] = {"phase": "warming-up", "in_phase_s": 5.0, "elapsed_s": 60.0, "compile_deadline_s": 600.0}
     death = Death(
         **known,
         trial_deadline_s=900.0,
         error_type="builtins.RuntimeError",
-        error_text="torch.compile with aot_autograd does not currently support double backward",
+        error_text=said,
         error_is_compilers=True,
     )
     verdict = judge_death(death)
     assert verdict.label is Label.COMPILE_ERROR
-    assert "differentiated twice" in (verdict.reason or "")
+    assert advice in (verdict.reason or "")
 
 
 @pytest.mark.slow
