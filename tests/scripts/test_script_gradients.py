@@ -32,7 +32,8 @@ class Head(nn.Module):
         return nn.functional.linear(self.drop(self.body(x).tanh()), weight, self.head.bias)
 
 model = Head()
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+# Weights stay, because the number of steps before the check depends on the speed of the machine.
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 scaler = torch.amp.GradScaler("cpu")
 while True:
     optimizer.zero_grad()
@@ -55,7 +56,7 @@ def spoiled(folder: Path, factor: float, dropout: float = 0.0, *, autocast: bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dropout", "autocast", "factor"), [(0.0, False, 1.05), (0.5, False, 1.2), (0.1, True, 1.5)])
+@pytest.mark.parametrize(("dropout", "autocast", "factor"), [(0.0, False, 1.05), (0.5, False, 1.2), (0.1, True, 3.0)])
 def test_a_wrong_gradient_in_compiled_code_is_found_under_accumulation_and_scaling(
     dropout: float, autocast: bool, factor: float, run: Run, folder: Path
 ) -> None:
