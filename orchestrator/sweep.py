@@ -233,12 +233,13 @@ def _to_go_on(prog: str, asked: SweepConfig, output: Path) -> str:
 
 def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, again: str) -> bool:
     """Runs the sweep, writes its report and prints the results; returns whether a person stopped it."""
-    search = stages.search()
+    search, description = stages.search(), (output / record.SWEEP_FILE).read_bytes()
     try:
         interrupted = stages.run(console, search)
     except Exception:
         printed.show_warnings(console, stages.tracking.finish())
         raise
+    printed.show_warnings(console, folder.put_back(output, description))
     import analysis  # a user's package of that name no longer hides it
     from analysis.final_summary import ending
 

@@ -44,7 +44,22 @@ MAX_ENDS = 2
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Creates the folder and locks it until the block or this process ends; raises SweepFolderError if another driver has it."""
+    """Creates the folder and locks it until the block or this process ends; raises SweepFolderError if another driver has it.
+
+    A new folder in which no sweep could be begun is removed.
+    """
+    is_new = not folder.exists()
+    try:
+        with _locked(folder):
+            yield
+    except SweepFolderError:
+        if is_new and not (folder / record.SWEEP_FILE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     _make_writable(folder)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -62,20 +77,14 @@ def held(folder: Path) -> Iterator[None]:
 def begin(folder: Path, config: SweepConfig, environment: Environment, commit: str | None) -> list[record.TrialRecord]:
     """Creates a new sweep's folder and returns its records, none yet; raises SweepFolderError if it holds a sweep."""
     refuse(folder, config, environment, to_resume=False)
-    is_new = not folder.exists()
-    try:
-        _make_writable(folder)
-        with _in_a_sentence(folder):
-            _keep_room(folder)
-            write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
-            # Second: without sweep.json, the folder would look like a sweep that cannot be resumed.
-            (folder / record.TRIALS_FILE).touch()
-            journal.sync_folder(folder)
-            journal.sync_folder(folder.absolute().parent)
-    except SweepFolderError:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+    _make_writable(folder)
+    with _in_a_sentence(folder):
+        _keep_room(folder)
+        write_json(folder / record.SWEEP_FILE, _described(config, environment, commit, runs=[]))
+        # Second: without sweep.json, the folder would look like a sweep that cannot be resumed.
+        (folder / record.TRIALS_FILE).touch()
+        journal.sync_folder(folder)
+        journal.sync_folder(folder.absolute().parent)
     return []
 
 
@@ -100,6 +109,17 @@ def resume(folder: Path, config: SweepConfig, environment: Environment, commit: 
         _keep_room(folder)
         write_json(folder / record.SWEEP_FILE, described)
     return done
+
+
+def put_back(folder: Path, description: bytes) -> list[str]:
+    """Writes `sweep.json` again if the folder was moved or removed while its sweep ran; returns a sentence about that, if so."""
+    if (folder / record.SWEEP_FILE).exists():
+        return []
+    with _in_a_sentence(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / record.SWEEP_FILE, json.loads(description))
+        (folder / record.TRIALS_FILE).touch()
+    return [f"{folder} was moved or removed while the sweep ran; only what was recorded since then is in it now"]
 
 
 def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_resume: bool) -> list[record.TrialRecord]:

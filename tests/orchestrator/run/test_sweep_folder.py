@@ -64,9 +64,22 @@ def test_a_folder_that_cannot_be_begun_is_removed_only_if_it_is_new(
     if was_there:
         folder.mkdir()
         (folder / "notes.txt").touch()
-    with pytest.raises(SweepFolderError, match=r"cannot be written .No space left on device.; name another --output"):
+    with (
+        pytest.raises(SweepFolderError, match=r"cannot be written .No space left on device.; name another --output"),
+        held(folder),
+    ):
         begin(folder, config(), H200, None)
     assert folder.exists() == (folder / "notes.txt").exists() == was_there
+
+
+def test_a_folder_that_was_moved_while_its_sweep_ran_is_a_sweeps_again(begun: Path) -> None:
+    description = (begun / SWEEP_FILE).read_bytes()
+    assert sweep_folder.put_back(begun, description) == []
+    begun.rename(begun.with_name("elsewhere"))
+    (sentence,) = sweep_folder.put_back(begun, description)
+    assert "was moved or removed while the sweep ran" in sentence
+    assert resume(begun, config(), H200, None) == []
+    assert sweep_json(begun)["seed"] == sweep_json(begun.with_name("elsewhere"))["seed"]
 
 
 def test_a_new_sweep_makes_the_folder_with_what_it_is_and_an_empty_log(tmp_path: Path) -> None:
