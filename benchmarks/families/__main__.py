@@ -8,7 +8,7 @@ torch's `aot_eager`: it finds breaks and recompiles in a fraction of Inductor's 
 
 Output of `python -m benchmarks.families --output FILE [--jobs N]`: a JSON line for each family, as it ends, and, in a folder
 beside the file, what the commands printed and the sweep's folder. What is in the file is not run again unless it is named.
-`--table FILE` writes the table between two marks of a Markdown file. About 45 s of one core for each. Needs neither Ray nor a
+`--table FILE` writes the table between two marks of a Markdown file. About 40 s of one core for each. Needs neither Ray nor a
 network.
 """
 
@@ -42,6 +42,8 @@ MODULES = ("forms", "images", "text")
 BACKEND = "aot_eager"
 DEADLINE_S = 600.0
 MOST_REMARKS = 2  # remarks on a family that the table shows
+EARLIER = "¹"  # marks rows of an earlier run
+_ROW = re.compile(rf"^\| (\w+)(?: {EARLIER})? \|(.*)$", re.MULTILINE)
 FIRST, LAST = "<!-- families -->", "<!-- end of families -->"
 
 
@@ -189,20 +191,24 @@ def records(output: Path) -> list[dict[str, Any]]:
     return list({(record := json.loads(line))["family"]: record for line in lines}.values())
 
 
-def table(found: list[dict[str, Any]]) -> Iterator[str]:
-    """The rows of a Markdown table, a family each."""
+def table(found: list[dict[str, Any]], before: str = "") -> Iterator[str]:
+    """The rows of a Markdown table, a family each; families that were not run keep their row of the table before, marked."""
     yield "| family or form | lines | batches | whole model | blocks, or the next strategy | what is said |"
     yield "|---|--:|---|---|---|---|"
-    for record in sorted(found, key=lambda record: record["family"].lower()):
-        if "failed" in record:
-            raise SystemExit(f"{record['family']} failed: {record['failed']}; run it again")
-        if "refused" in record:
-            yield f"| {_shown(record)} | {record['lines']} | | | | refused: {_cell(record['refused'])} |"
-            continue
-        _, first, second = record["trials"]
-        said = list(dict.fromkeys(_cell(line) for one in record["trials"] for line in _remarks(one)))[:MOST_REMARKS]
-        cells = [record["batches"], _outcome(first), _outcome(second), "; ".join(said)]
-        yield f"| {_shown(record)} | {record['lines']} | {' | '.join(cells)} |"
+    kept = {match[1]: f"| {match[1]} {EARLIER} |{match[2]}" for match in _ROW.finditer(before)}
+    rows = kept | {_shown(record): _row(record) for record in found}
+    yield from (rows[name] for name in sorted(rows, key=str.lower))
+
+
+def _row(record: Mapping[str, Any]) -> str:
+    if "failed" in record:
+        raise SystemExit(f"{record['family']} failed: {record['failed']}; run it again")
+    start = f"| {_shown(record)} | {record['lines']} |"
+    if "refused" in record:
+        return f"{start} | | | refused: {_cell(record['refused'])} |"
+    _, first, second = record["trials"]
+    said = list(dict.fromkeys(_cell(line) for one in record["trials"] for line in _remarks(one)))[:MOST_REMARKS]
+    return f"{start} {' | '.join([record['batches'], _outcome(first), _outcome(second), '; '.join(said)])} |"
 
 
 def _shown(record: Mapping[str, Any]) -> str:
@@ -248,8 +254,8 @@ def main() -> int:
         return 0
     text = arguments.table.read_text(encoding="utf-8")
     before, _, rest = text.partition(FIRST)
-    after = rest.partition(LAST)[2]
-    lines = "\n".join(table(records(arguments.output)))
+    earlier, _, after = rest.partition(LAST)
+    lines = "\n".join(table(records(arguments.output), earlier))
     arguments.table.write_text(f"{before}{FIRST}\n\n{lines}\n\n{LAST}{after}", encoding="utf-8")
     return 0
 

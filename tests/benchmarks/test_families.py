@@ -94,7 +94,9 @@ def test_a_record_becomes_a_row() -> None:
         {"family": "text.Some", "lines": 4, "batches": "8 to 32", "trials": trials},
         {"family": "forms.Other", "lines": 2, "refused": "padding changes"},
     ]
-    rows = list(table(found))[2:]
+    rows = list(table(found, "\n| family or form | lines |\n|---|--:|\n| Old | 3 | as it was |\n| Some | 9 | other |\n"))[2:]
+    assert rows.pop(0) == "| Old ¹ | 3 | as it was |"
+    assert list(table([], f"{rows[0]}\n| Old ¹ | 3 | as it was |"))[2] == "| Old ¹ | 3 | as it was |"
     assert rows[0] == "| Other | 2 | | | | refused: padding changes |"
     assert rows[1].startswith("| Some | 4 | 8 to 32 | full, mark: 1 graph | regional,")
     assert rows[1].endswith("`diverges` | off by \\| 3 % |")
@@ -106,7 +108,7 @@ def test_families_run_side_by_side_and_only_those_that_failed_run_again(
     def looked_at(name: str, kind: object, folder: Path) -> dict[str, Any]:
         if name == "broken":
             raise RuntimeError("no luck")
-        return {"family": name, "refused": "x" * 100_000, "wall_s": 2.0}
+        return {"family": name, "lines": 1, "refused": "x" * 100_000, "wall_s": 2.0}
 
     monkeypatch.setattr(command, "families", lambda: dict.fromkeys(("one", "two", "broken")))
     monkeypatch.setattr(command, "looked_at", looked_at)
