@@ -20,6 +20,7 @@ from compile_sweep.contract.batch_changes import find_batch_changes
 from compile_sweep.contract.batches import flatten, rebuild
 from compile_sweep.contract.first_step import check_first_step
 from compile_sweep.contract.padding_check import checked_padding
+from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.harness.measure import Protocol, warm_up_batches
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import WorkloadError
@@ -458,6 +459,7 @@ def test_a_mask_in_some_batches_only_makes_two_kinds_with_a_graph_each(form: str
     assert workload.remarks() == [said]
     found = measure(prepare(workload, CompileSettings.parse("scope=full,backend=eager"), CPU), protocol=SHORT)
     assert (found.graphs, found.graph_break_reasons, found.numerics["status"]) == (2, [], "ok")
+    assert "put the tensor into all of them" in list(short_findings(found.to_dict()))[-1]
 
 
 def test_both_kinds_are_padded_and_warmed_up_at_each_length() -> None:

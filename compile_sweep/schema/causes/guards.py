@@ -114,6 +114,12 @@ GUARDS = (
     ),
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"not hasattr\("),
     Cause(
+        "batches of several kinds",
+        "batches hold different tensors, such as a mask in some only, and each kind of batch takes a graph: accept it, or put "
+        "the tensor into all of them, such as a mask of ones where nothing is masked",
+        guard=r"len\(batch\) ==|(not )?___dict_contains\([^,]+, batch\)|KeyError on batch\[|list\(dict\.keys\(batch\)",
+    ),
+    Cause(
         "arguments of different calls",
         "code that several modules or calls share is given arguments by position in one and by name, or fewer, in another, and "
         "each way takes a graph: accept one for each, or call it the same way everywhere",
