@@ -148,13 +148,17 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # readers see all of a record or nothing
             text = _rest(descriptor, path).decode("utf-8", "replace")
     except OSError as error:
-        raise RecordsError(f"{path} cannot be read ({error.strerror}); name a folder whose records can be") from None
+        raise _unreadable(path, error) from None
     *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
     if _is_whole(rest):
         lines.append(rest)
     elif not rest and lines and "\0" in lines[-1]:
         lines.pop()
     return list(_records(path, lines, parse, what))
+
+
+def _unreadable(path: Path, error: OSError) -> RecordsError:
+    return RecordsError(f"{path} cannot be read ({error.strerror}); name a folder whose records can be")
 
 
 class Tail(Generic[Record]):
@@ -165,13 +169,20 @@ class Tail(Generic[Record]):
         self._offset = 0
 
     def fresh(self) -> list[Record]:
-        """Returns the records added since the last call, in order; raises RecordsError if a line is not a whole record."""
-        if not self._path.exists() or self._path.stat().st_size == self._offset:
-            return []
-        with _opened(self._path) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            os.lseek(descriptor, self._offset, os.SEEK_SET)
-            added = _rest(descriptor, self._path)
+        """Returns the records added since the last call, in order.
+
+        Raises:
+            RecordsError: A line is not a whole record, or the log cannot be read any more.
+        """
+        try:
+            if not self._path.exists() or self._path.stat().st_size == self._offset:
+                return []
+            with _opened(self._path) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                os.lseek(descriptor, self._offset, os.SEEK_SET)
+                added = _rest(descriptor, self._path)
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
         added = added[: added.rfind(b"\n") + 1]  # the rest is an unfinished line
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))

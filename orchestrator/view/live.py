@@ -101,8 +101,11 @@ class LiveView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-        if kind is None or issubclass(kind, Exception):
+        if kind is None:
             self._look()
+        elif issubclass(kind, Exception):
+            with suppress(Exception):  # what ended the sweep is what is to be said
+                self._look()
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -157,6 +157,16 @@ def test_what_follows_a_log_waits_for_the_rest_of_a_line(tmp_path: Path) -> None
     assert [r.trial_id for r in followed.fresh()] == ["3"]
 
 
+def test_a_log_that_cannot_be_followed_any_more_is_one_sentence(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    followed = follow(tmp_path)
+    (tmp_path / TRIALS_FILE).unlink()
+    assert followed.fresh() == []
+    (tmp_path / TRIALS_FILE).mkdir()
+    with pytest.raises(RecordsError, match=r"trials.jsonl cannot be read .Is a directory.; name a folder"):
+        followed.fresh()
+
+
 def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_read(tmp_path: Path) -> None:
     append(tmp_path, record("1"))
     log = tmp_path / TRIALS_FILE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,9 +12,10 @@ from samples import REPOSITORY
 
 import analysis
 from compile_sweep.schema import record as records
+from compile_sweep.schema.errors import SweepFolderError
 from compile_sweep.schema.record import TrialRecord
 from orchestrator.guard.progress import Progress
-from orchestrator.view.live import State, screen
+from orchestrator.view.live import LiveView, State, screen
 
 FOLDER = REPOSITORY / "docs" / "results" / "h200-captioning"
 SIZES = [(80, 24), (140, 40)]
@@ -81,3 +84,20 @@ def test_before_anything_is_known_there_is_a_screen_too() -> None:
         "grid: captioning (base)",
         "0 done, 10.0 min",
     ]
+
+
+def test_what_ends_a_sweep_is_not_hidden_by_what_the_view_cannot_read(tmp_path: Path) -> None:
+    view = LiveView(
+        console=Console(file=io.StringIO()),
+        folder=tmp_path,
+        title="toy",
+        planned=1,
+        expected_s={},
+        front_of=lambda folder: [],
+        baseline_of=lambda folder: None,
+        stopping=threading.Event(),
+        running=list,
+    )
+    (tmp_path / "trials.jsonl").mkdir()
+    with pytest.raises(SweepFolderError, match="the disk is full"), view:
+        raise SweepFolderError("the disk is full")
