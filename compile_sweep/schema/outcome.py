@@ -407,8 +407,9 @@ def verdict_of(label: Label, reason: str) -> Verdict:
 
 
 def _sentence(text: str) -> str:
-    """Returns the first informative line, cut to a readable length."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    """Returns the first informative line, cut to a readable length; `backend='inductor' raised:` only introduces the next one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    line = " ".join(lines[:2]) if lines[0].endswith(" raised:") else lines[0]
     return line if len(line) <= _SENTENCE_LENGTH else line[:_SENTENCE_LENGTH] + "…"
 
 

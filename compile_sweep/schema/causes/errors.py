@@ -12,6 +12,20 @@ SECOND_BACKWARD = "Trying to backward through the graph a second time"
 
 REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
 
+CHANGED_IN_PLACE = Cause(
+    "changed in place before the backward",
+    "compiled code keeps other tensors for its backward than eager: assign a new tensor in place of x.mul_() or "
+    "x.copy_(), or change it after the backward",
+    error=r"needed for gradient computation has been modified by an inplace operation",
+)
+
+NO_BACKWARD = Cause(
+    "custom operator without a backward",
+    "an operator of torch.library has no backward, and eager fails here, too: give it one, "
+    "my_op.register_autograd(backward, setup_context=save), or call it on x.detach() if no gradient is meant to pass",
+    error=r"no autograd formula was registered",
+)
+
 ERRORS = (
     Cause(
         "double backward",
@@ -43,12 +57,8 @@ ERRORS = (
         error=r"version_counter for inference tensor",
     ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
-    Cause(
-        "changed in place before the backward",
-        "compiled code keeps other tensors for its backward than eager: assign a new tensor in place of x.mul_() or "
-        "x.copy_(), or change it after the backward",
-        error=r"needed for gradient computation has been modified by an inplace operation",
-    ),
+    CHANGED_IN_PLACE,
+    NO_BACKWARD,
     Cause(
         "operator that fails",
         "an operator refuses these tensors: if the forward catches its exception, decide by shapes or dtypes instead, "
@@ -66,6 +76,8 @@ ERRORS = (
 """Causes of compiler errors."""
 
 EXCEPTIONS = (
+    CHANGED_IN_PLACE,
+    NO_BACKWARD,
     Cause(
         "graph of the step before",
         "what the model keeps from step to step, such as a running mean or a hidden state, holds the graph of the step before: "

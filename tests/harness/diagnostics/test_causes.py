@@ -109,6 +109,28 @@ def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice
     assert compiled(torch.ones(2)).tolist() == [3, 3]
 
 
+def test_a_custom_operator_without_a_backward_is_told_in_the_reason_and_mended_by_the_advice() -> None:
+    torch._dynamo.reset()
+
+    @torch.library.custom_op("tests_causes::tripled", mutates_args=())
+    def tripled(x: Tensor) -> Tensor:
+        return 3 * x
+
+    tripled.register_fake(torch.empty_like)
+    x = torch.ones(2, requires_grad=True)
+    compiled = torch.compile(lambda x: tripled(x).sum(), backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
+        compiled(x)
+    reason = advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
+    assert "raised: RuntimeError: Trying to backward through tests_causes.tripled" in reason
+    assert "my_op.register_autograd(" in reason
+    tripled.register_autograd(lambda ctx, gradient: 3 * gradient, setup_context=lambda ctx, inputs, output: None)
+    torch._dynamo.reset()
+    compiled(x).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3, 3]
+
+
 def test_an_operator_that_fails_while_it_is_traced_is_mended_by_a_look_at_the_shapes() -> None:
     net, square = Net(), torch.ones(3, 3)
 
@@ -132,8 +154,8 @@ def test_an_operator_that_fails_while_it_is_traced_is_mended_by_a_look_at_the_sh
     torch.testing.assert_close(torch.compile(by_shape, backend="eager", fullgraph=True)(x), with_try(x))
 
 
-def advice_of_a_trial(error: BaseException) -> str:
-    """Returns the verdict's text on a trial that raised an exception of the workload."""
+def advice_of_a_trial(error: BaseException, label: Label = Label.EXCEPTION) -> str:
+    """Returns the verdict's text on a trial that raised an exception, by default of the workload."""
     times: dict[str, Any] = {"in_phase_s": 1.0, "elapsed_s": 9.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
     verdict = judge_death(
         Death(
@@ -144,7 +166,7 @@ def advice_of_a_trial(error: BaseException) -> str:
             error_is_compilers=is_compiler_error(error),
         )
     )
-    assert verdict.label is Label.EXCEPTION
+    assert verdict.label is label
     return verdict.reason or ""
 
 
