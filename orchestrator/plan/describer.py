@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -22,8 +23,10 @@ from compile_sweep.own_packages import import_path
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.outcome import exit_text
 from compile_sweep.schema.redact import last_line
+from orchestrator.guard.watchdog import kill_marked
 
 DEADLINE_S = 900.0  # seconds that a question may take by default, as long as a trial may
+_MARKER = "COMPILE_SWEEP_DESCRIBER"  # environment variable that identifies what a describer's process started
 _UNBOUNDED = frozenset({"largest_batch"})  # questions that compile, one size after the other, and so have no deadline
 
 
@@ -38,6 +41,7 @@ class Describer:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._answers: dict[str, Any] = {}
+        self._marker = uuid.uuid4().hex
 
     def start(self) -> None:
         """Starts the process early, because its imports take seconds."""
@@ -45,7 +49,7 @@ class Describer:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "compile_sweep.describe"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), _MARKER: self._marker},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
@@ -54,11 +58,12 @@ class Describer:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process and all that the user's code started in it, also in sessions of their own."""
         atexit.unregister(self.close)
         if self._process is not None:
             kill_session(self._process.pid)
             self._process.wait()
+            kill_marked(self._marker, _MARKER)
             for stream in (self._process.stdin, self._process.stdout, self._output):
                 with suppress(OSError):
                     stream.close()  # type: ignore[union-attr]
