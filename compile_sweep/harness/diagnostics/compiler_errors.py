@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, SECOND_BACKWARD
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, SECOND_BACKWARD, WRONG_FAKE
 
 _COMPILERS = ("torch/_dynamo/", "torch/_functorch/_aot_autograd/", "torch/_inductor/", "torch/fx/experimental/")
 """Modules that raise their own errors: AOTAutograd and Inductor at run time, such as the one about second derivatives, and
@@ -17,6 +17,8 @@ def is_compiler_error(error: BaseException) -> bool:
     if dynamo is not None and isinstance(error, dynamo.TorchDynamoException):
         return True
     if isinstance(error, RuntimeError) and GRAPHS_MEMORY in str(error):  # raised by whatever operator reads the tensor
+        return True
+    if isinstance(error, AssertionError) and WRONG_FAKE in str(error):  # raised by Inductor's code
         return True
     if not isinstance(error, RuntimeError) or error.__traceback__ is None or SECOND_BACKWARD in str(error):
         return False

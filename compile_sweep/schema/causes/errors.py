@@ -7,6 +7,9 @@ from compile_sweep.schema.causes.breaks import FAKE, NUMPY, Cause
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
 """In the error of a tensor in memory that a CUDA graph has used again."""
 
+WRONG_FAKE = "incorrect fake (aka meta) kernel"
+"""In the error of Inductor's code where an operator returned a tensor of another size or layout than its fake implementation."""
+
 SECOND_BACKWARD = "Trying to backward through the graph a second time"
 """In the error of a step that goes back through an earlier one, which eager raises, too."""
 
@@ -57,6 +60,12 @@ ERRORS = (
         error=r"version_counter for inference tensor",
     ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
+    Cause(
+        "custom operator with a wrong fake implementation",
+        "the operator that the error names returns a tensor of another size or layout than its register_fake says: make both "
+        "the same, return x.new_empty(x.size(1), x.size(0)) for a transpose; torch.library.opcheck(my_op, arguments) tells",
+        error=re.escape(WRONG_FAKE),
+    ),
     CHANGED_IN_PLACE,
     NO_BACKWARD,
     Cause(

@@ -109,6 +109,27 @@ def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice
     assert compiled(torch.ones(2)).tolist() == [3, 3]
 
 
+def test_a_custom_operator_with_a_wrong_fake_implementation_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
+    torch._dynamo.reset()
+
+    def flipped(x: Tensor) -> Tensor:
+        return x.t().contiguous()
+
+    # Two operators, because Inductor's cache does not know that a fake implementation changed.
+    wrong, right = (
+        torch.library.custom_op(f"tests_causes::flipped_{name}", flipped, mutates_args=(), schema="(Tensor x) -> Tensor")
+        for name in ("wrong", "right")
+    )
+    wrong.register_fake(torch.empty_like)
+    right.register_fake(lambda x: x.new_empty(x.size(1), x.size(0)))
+    with pytest.raises(AssertionError) as raised:
+        torch.compile(lambda x: wrong(x))(torch.ones(2, 3))
+    reason = advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
+    assert reason.startswith("AssertionError: expected size")
+    assert "x.new_empty(x.size(1), x.size(0))" in reason
+    assert torch.compile(lambda x: right(x))(torch.ones(2, 3)).tolist() == [[1, 1]] * 3
+
+
 def test_a_custom_operator_without_a_backward_is_told_in_the_reason_and_mended_by_the_advice() -> None:
     torch._dynamo.reset()
 
