@@ -58,3 +58,7 @@ def test_torchs_general_hints_are_left_out() -> None:
     assert plain_guard(f"{frozen} Guard failed on a parameter, consider using x.y = False to allow dynamism on parameters.") == (
         "tensor 'self.bias' requires_grad mismatch. expected requires_grad=0."
     )
+    assert (
+        plain_guard("___check_type_id(self.drop, 94252720711568), type=<Identity>")
+        == "___check_type_id(self.drop), type=<Identity>"
+    )

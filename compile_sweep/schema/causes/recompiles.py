@@ -16,6 +16,7 @@ _BOILERPLATE = (
 )
 """Text that torch adds to every guard of this kind, and the number of graphs tried."""
 
+_ADDRESS = re.compile(r"(___check_\w+\([^,]+), \d{6,}\)")  # where an object was in this process's memory
 _MAPPINGS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<index>\d+)\. expected (?P<value>\d+), actual \d+")
 _PROPERTY = re.compile(r"tensor '(?P<source>.+?)' (?P<kind>\w+) mismatch")
@@ -59,10 +60,10 @@ class Recompile:
 
 
 def plain_guard(guard: str) -> str:
-    """Returns a guard for display: without torch's general hints, and with modules by their dotted names."""
+    """Returns a guard for display: without torch's general hints and addresses, and with modules by their dotted names."""
     for pattern in _BOILERPLATE:
         guard = pattern.sub("", guard)
-    return _MAPPINGS.sub(r".\1", guard)
+    return _MAPPINGS.sub(r".\1", _ADDRESS.sub(r"\1)", guard))
 
 
 def _parts(guard: str) -> tuple[str, str, str]:
