@@ -36,6 +36,7 @@ from benchmarks.families.command_line import checked, import_shared, shared_impo
 from compile_sweep.child_process import die_with
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.harness.diagnostics.advice import short_findings
+from compile_sweep.schema.causes.recompiles import plain_guard
 from compile_sweep.schema.settings import CompileSettings
 
 MODULES = ("forms", "images", "text")
@@ -231,7 +232,7 @@ def _remarks(one: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    cut = textwrap.shorten(" ".join(text.split()), 220, placeholder=" …")
+    cut = textwrap.shorten(" ".join(plain_guard(text).split()), 220, placeholder=" …")
     return re.sub(r"([|\[\]])", r"\\\1", cut)
 
 
