@@ -6,10 +6,12 @@ nothing about compile settings except the shape policy that its batches are padd
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
 import torch
@@ -276,6 +278,16 @@ def unwrap_ddp(model: nn.Module) -> nn.Module:
     return inner
 
 
+_NAMED = 5  # number of a module's workloads that an error names
+
+
+def _workloads_in(module: str) -> Iterator[str]:
+    """Yields the names of the workloads in an imported module, except what it has from this package."""
+    for name, value in [*vars(sys.modules[module]).items()]:
+        if isinstance(value, type) and issubclass(value, Workload) and not value.__module__.startswith("compile_sweep."):
+            yield name
+
+
 def load_workload(name: str) -> type[Workload]:
     """Returns the workload class called `name`: a built-in one, one from an installed package, or the user's own.
 
@@ -287,6 +299,14 @@ def load_workload(name: str) -> type[Workload]:
     """
     module, class_name = find_workload(name)
     found = import_named(name)
+    if found is None:
+        there = [*_workloads_in(module)]
+        hint = (
+            f"use {', '.join(get_close_matches(class_name, there, n=1) or there[:_NAMED])}"
+            if there
+            else "it has no workload at all"
+        )
+        raise WorkloadError(f"workload {name!r}: {module} has no class {class_name}; {hint}")
     if not isinstance(found, type) or not issubclass(found, Workload):
         raise WorkloadError(f"workload {name!r}: {class_name} in {module} is not a subclass of compile_sweep.Workload")
     if not getattr(found, "sizes", ()):

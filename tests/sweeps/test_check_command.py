@@ -81,7 +81,9 @@ def test_temporary_files_where_nothing_compiles_are_refused(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["toy_workloads:Toyy"], "is not a subclass of compile_sweep.Workload"),
+        (["toy_workloads:Toyy"], "workload 'toy_workloads:Toyy': toy_workloads has no class Toyy; use Toy\n"),
+        (["samples:Toy"], "samples has no class Toy; it has no workload at all"),
+        (["toy_workloads:Block"], "Block in toy_workloads is not a subclass of compile_sweep.Workload"),
         (["captoning"], "did you mean captioning?"),
         (["--workload", "captoning"], "did you mean captioning?"),
         (["--workload=captoning"], "did you mean captioning?"),

@@ -14,7 +14,7 @@ from compile_sweep.schema.outcome import Label
 from orchestrator.run.forked_attempt import Servers
 from tests.orchestrator.run.test_local_runner import tried
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly("some 50 trials of workloads that misbehave, one after another")]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly("some 90 trials of workloads that misbehave, one after another")]
 
 EXPECTED: dict[str, Label | None] = {
     **dict.fromkeys(FAULTS),
