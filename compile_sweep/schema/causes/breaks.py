@@ -294,6 +294,12 @@ BREAKS = (
         explanation=r"of class `\w+Backward`",
     ),
     Cause(
+        "lock or queue",
+        "locks and queues of threads cannot be traced, and a function that holds a lock runs eagerly as a whole: lock, put and "
+        "get outside compiled code, before the step or with what the forward returns",
+        explanation=r"enter a `\w*([Ll]ock|Condition|Semaphore)` context manager",
+    ),
+    Cause(
         "context manager",
         "enter the context outside compiled code; a break inside a `with` also leaves the whole function uncompiled, so fix that "
         "one first",

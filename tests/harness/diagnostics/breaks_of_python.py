@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import os
+import queue
 import random
 import re
 import sys
@@ -108,6 +109,14 @@ _lock = threading.Lock()
 def with_lock(net: Net, x: Tensor) -> Tensor:
     with _lock:
         return net.layer(x)
+
+
+_queue: queue.Queue[float] = queue.Queue()
+
+
+def with_queue(net: Net, x: Tensor) -> Tensor:
+    _queue.put(0.0)
+    return net.layer(x)
 
 
 def with_hash(net: Net, x: Tensor) -> Tensor:
@@ -329,7 +338,8 @@ BREAKS_OF_PYTHON = [
     Case("print, logging and warnings", with_warning, with_logging_unless_compiling),
     Case("file, clock or system call", with_clock, plain),
     Case("file, clock or system call", with_open_file, plain),
-    Case("context manager", with_lock, plain),
+    Case("lock or queue", with_lock, plain),
+    Case("lock or queue", with_queue, plain),
     Case("operator of another library", with_hash, plain),
     Case("break in a loop", with_break_in_loop, with_loop),
     Case("untraceable builtin", with_builtin, plain),
