@@ -189,7 +189,7 @@ BREAKS = (
         "file, clock or system call",
         "read files and clocks and call the operating system outside the forward, and pass in what it needs",
         explanation=r"builtin operator `open`|builtin `(time|posix|nt|_socket|resource|gc)\.|method `(now|utcnow|today)`"
-        r"|`torch/serialization\.py`",
+        r"|`torch/serialization\.py`|enter a `(TextIOWrapper|Buffered\w+|GzipFile)` context manager",
         headline=r"Call to a time function",
     ),
     Cause(

@@ -135,6 +135,12 @@ def with_open_file(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+def with_file_written_to(net: Net, x: Tensor) -> Tensor:
+    with open("/dev/null", "a", encoding="utf-8") as log:
+        log.write("step")
+    return net.layer(x)
+
+
 def with_explicit_break(net: Net, x: Tensor) -> Tensor:
     x = net.layer(x)
     torch._dynamo.graph_break()
@@ -338,6 +344,7 @@ BREAKS_OF_PYTHON = [
     Case("print, logging and warnings", with_warning, with_logging_unless_compiling),
     Case("file, clock or system call", with_clock, plain),
     Case("file, clock or system call", with_open_file, plain),
+    Case("file, clock or system call", with_file_written_to, plain),
     Case("lock or queue", with_lock, plain),
     Case("lock or queue", with_queue, plain),
     Case("operator of another library", with_hash, plain),

@@ -174,6 +174,19 @@ def test_the_users_line_and_the_hints_do_not_decide() -> None:
     assert cause.name == "value of a tensor"
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("TextIOWrapper", "file, clock or system call"), ("Condition", "lock or queue"), ("Region", "context manager")],
+)
+def test_a_context_is_told_by_its_class(kind: str, name: str) -> None:
+    cause = breaks.cause_of_break(
+        "model.py:7 in forward: Unsupported context manager\n  code: with self.entered:\n"
+        f"  explanation: Dynamo does not know how to enter a `{kind}` context manager. ({kind})"
+    )
+    assert cause is not None
+    assert cause.name == name
+
+
 def test_shared_memory_is_told_by_the_words_of_torch_2_15() -> None:
     cause = breaks.cause_of_break("model.py:7 in forward: Unsupported Tensor.share_memory_() call")
     assert cause is not None
