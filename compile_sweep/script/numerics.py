@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from compile_sweep.contract.inspect_model import repeated_blocks
 from compile_sweep.harness.numerics.references import RANDOM_REPEATS, References
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
-from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms, local_shard
+from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
 from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
-
-PERTURBED_ROUNDINGS = 2.0
-"""Maximum change of run B's weights, in roundings of the compute dtype; rounding a weight once changes it by half of that."""
 
 _ROUNDING_OF_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
 """TF32 has 10 fraction bits, bfloat16 has 7; products are rounded to nearest."""
@@ -65,18 +62,6 @@ def combined(losses: Sequence[Tensor], device: torch.device) -> Tensor:
         return torch.zeros((), device=device)
     values = [loss.detach().double().mean().to(device) for loss in losses]
     return values[0].clone() if len(values) == 1 else torch.stack(values).square().mean().sqrt()
-
-
-def perturb(targets: Sequence[Target], rounding: float) -> None:
-    """Changes every weight by a few roundings at random, relative to itself."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for target in targets:
-            for weights in target.module.parameters():
-                if weights.requires_grad and weights.is_floating_point():
-                    shard = local_shard(weights)
-                    noise = torch.rand(shard.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-                    shard.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(shard.device, shard.dtype))
 
 
 def rounding_of(target: Target) -> float:

@@ -33,6 +33,7 @@ from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.numerics.gradient_check import GradientCheck
+from compile_sweep.harness.numerics.references import perturb
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import synchronize
@@ -275,7 +276,8 @@ class Session:
             stepped = torch.compiler.disable(self._stepped)  # the script may compile a function that steps the optimizer
             self._hooks.callback(register_optimizer_step_post_hook(stepped).remove)
         if self.kind is Kind.PERTURBED:
-            numerics.perturb(found.targets, numerics.rounding_of(found.primary))
+            weights = (one for target in found.targets for one in target.module.parameters())
+            perturb(weights, numerics.rounding_of(found.primary))
         if self.kind is Kind.MEASURED:
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))

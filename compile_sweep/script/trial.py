@@ -198,13 +198,16 @@ class ScriptTrial:
             RunFailed: An eager run produced no result.
             OutOfTime: The time for it was used up.
         """
+        from compile_sweep.harness.numerics.check import may_be_chance
+        from compile_sweep.harness.numerics.references import MORE_PERTURBED
+
         with self._only_one():
             fits = self.side_by_side and outcome["fits_side_by_side"] and not self.job.in_place
             self._make_references(outcome["facts"]["draws"], side_by_side=fits)
             if self.agree(self.is_first and _references(self._eager_runs, outcome).eager.random):
                 self._make_references(True, side_by_side=fits)
             judged = _judged(folder, self._eager_runs, self.settings, outcome, findings) if self.is_first else {}
-            if self.agree(self.is_first and may_be_chance(judged["numerics"])):
+            if self.agree(self.is_first and may_be_chance(judged["numerics"], within=_NEAR)):
                 self._make_references(True, side_by_side=fits, more=MORE_PERTURBED)
                 judged = _judged(folder, self._eager_runs, self.settings, outcome, []) if self.is_first else {}
         return judged
@@ -344,27 +347,9 @@ class ScriptTrial:
                 os.replace(new, self._eager_run_file(kind, number))
 
 
-MORE_PERTURBED = 5
-"""Number of further eager runs with other random numbers, before a run that is not far out is said to diverge."""
-
-_NEAR = 3.0  # multiple of its tolerance up to which a figure may be off by chance, if the tolerance comes from few eager runs
-
-
-def may_be_chance(numerics: Mapping[str, Any]) -> bool:
-    """Tells whether a run that draws random numbers diverges so little that eager runs with others may be as far apart.
-
-    Three eager runs show too little of a distribution with long tails, as under an optimizer that takes whole steps from small
-    gradients: Adadelta's in its first steps, with random labels, were 0.2 apart on average and up to 0.86.
-    """
-    from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
-
-    checked = numerics["gradient_check"]
-    if numerics["status"] != "diverges" or not numerics["random"] or (checked is not None and checked["outcome"] == "wrong"):
-        return False
-    if numerics["worst"].endswith(ZERO_GRADIENTS):
-        return False
-    gaps = [numerics["loss"], *(gap for name in ("gradients", "updates", "parameters") for gap in numerics[name].values())]
-    return all(gap["gap"] is not None and gap["gap"] <= _NEAR * (gap["tolerance"] or 0.0) for gap in gaps)
+_NEAR = (
+    3.0  # multiple of its tolerance within which a figure is judged again by more eager runs, each as long as the script's start
+)
 
 
 def _judged(

@@ -56,7 +56,12 @@ class ReferenceStore:
         if not is_same_run(first, eager):
             return None
         return References(
-            eager=eager, permuted=permuted, precise=precise, precise_dtype=kept["precise_dtype"], rounding=kept["rounding"]
+            eager=eager,
+            permuted=permuted,
+            precise=precise,
+            precise_dtype=kept["precise_dtype"],
+            rounding=kept["rounding"],
+            perturbed=[Trajectory(**one) for one in kept["perturbed"]],
         )
 
     def save(self, prepared: Prepared, batches: Sequence[Batch], references: References) -> None:
@@ -69,6 +74,7 @@ class ReferenceStore:
             "precise": references.precise.to_dict(),
             "precise_dtype": references.precise_dtype,
             "rounding": references.rounding,
+            "perturbed": [one.to_dict() for one in references.perturbed],
         }
         with suppress(Exception):  # a full disk, or tensors without plain bytes
             path = self._path(prepared, batches)

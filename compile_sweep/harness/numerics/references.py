@@ -8,7 +8,7 @@ one B, to know how far right runs scatter.
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
-from compile_sweep.harness.numerics.trajectory import Trajectory, make_recorder
+from compile_sweep.harness.numerics.trajectory import Trajectory, local_shard, make_recorder
 from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.ddp_settings import Compression
@@ -121,11 +121,12 @@ class References:
     precise: Trajectory | None  # run R; None if memory did not allow it, or if float64 is under test
     precise_dtype: str | None  # dtype of run R: float32, or float64 if float32 itself is under test; None without run R
     rounding: float  # relative rounding error of one operation under the settings
+    perturbed: Sequence[Trajectory] = ()  # runs whose weights start as far away as rounding, made if a run is doubtful
 
     @property
     def runs(self) -> list[Trajectory]:
         """All runs, R last."""
-        return [self.eager, *self.permuted, *([self.precise] if self.precise else [])]
+        return [self.eager, *self.permuted, *self.perturbed, *([self.precise] if self.precise else [])]
 
 
 def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Trajectory | None = None) -> References:
@@ -153,9 +154,36 @@ def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Traje
     return References(eager=eager, permuted=permuted, precise=None, precise_dtype=None, rounding=rounding)
 
 
-def _run(prepared: Prepared, batches: Sequence[Batch], seed: int) -> Trajectory:
+def with_perturbed_runs(prepared: Prepared, batches: Sequence[Batch], references: References) -> References:
+    """Returns the references with further eager runs, whose weights start as far away as rounding; workers call this together."""
+    first = prepared.workload.seed + RANDOM_REPEATS + 2
+    more = [_run(prepared, batches, first + number, perturbed_by=references.rounding) for number in range(MORE_PERTURBED)]
+    return replace(references, perturbed=more)
+
+
+MORE_PERTURBED = 5
+"""Number of further eager runs before a run that is not far out is said to diverge."""
+
+PERTURBED_ROUNDINGS = 2.0
+"""Maximum change of a perturbed run's weights, in roundings of the compute dtype; rounding once is half of that."""
+
+
+def perturb(parameters: Iterable[Tensor], rounding: float, seed: int = 1) -> None:
+    """Changes every weight by a few roundings at random, relative to itself."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in parameters:
+            if weights.requires_grad and weights.is_floating_point():
+                shard = local_shard(weights)
+                noise = torch.rand(shard.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+                shard.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(shard.device, shard.dtype))
+
+
+def _run(prepared: Prepared, batches: Sequence[Batch], seed: int, *, perturbed_by: float | None = None) -> Trajectory:
     memory.free(prepared.device)
     with eager_reference(prepared, seed=seed) as (model, step):
+        if perturbed_by is not None:
+            perturb(model.parameters(), perturbed_by, seed)
         return record_run(prepared.workload, model, step, batches)
 
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
+from compile_sweep.harness.numerics import check
+from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check_numerics, judge
 from compile_sweep.harness.numerics.references import References
 from compile_sweep.harness.numerics.tolerance import (
     FALSE_ALARM_RATE,
@@ -413,3 +415,26 @@ def test_a_sum_of_right_steps_exceeds_fishers_limit_as_often_as_it_should() -> N
     exceeded = sum(minus_two_log_p([student() for _ in range(STEPS)], 4).sum() > limit for _ in range(2000))
     assert 60 <= exceeded <= 140  # 100 expected, ± 4 standard deviations
     assert GRADIENTS.correlation > 1, "real steps are less independent than these"
+
+
+@pytest.mark.parametrize(("scatter", "expected"), [(3e-3, NumericsStatus.OK), (1e-5, NumericsStatus.DIVERGES)])
+def test_a_run_a_little_out_of_tolerance_is_judged_again_by_eager_runs_from_perturbed_weights(
+    scatter: float, expected: NumericsStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[References] = []
+
+    def more(prepared: Any, batches: Any, before: References) -> References:
+        made.append(before)
+        return replace(before, perturbed=[run(seed, scatter) for seed in range(60, 65)])
+
+    monkeypatch.setattr(check, "run_references", lambda *given, **named: references(0, 1e-5))
+    monkeypatch.setattr(check, "with_perturbed_runs", more)
+    prepared: Any = SimpleNamespace(settings=CompileSettings(), device=torch.device("cpu"))
+    right = run(50, 1e-5)
+    doubtful = replace(right, updates={**right.updates, "output": [value * 1.002 for value in right.updates["output"]]})
+    assert judge(doubtful, references(0, 1e-5), []).status is NumericsStatus.DIVERGES
+    assert check_numerics(prepared, [], doubtful, []).status is expected
+    assert check_numerics(prepared, [], right, []).status is NumericsStatus.OK
+    far = replace(right, losses=[2 * loss for loss in right.losses])
+    assert check_numerics(prepared, [], far, []).status is NumericsStatus.DIVERGES
+    assert len(made) == 1
