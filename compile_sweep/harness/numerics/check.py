@@ -217,7 +217,8 @@ def judge(
             status, first_bad_step, worst, remark = NumericsStatus.DIVERGES, None, gradient_check.sentence, None
         if missing := _without_gradients(compiled, references):
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
-            worst = f"gradients of {', '.join(missing)} {ZERO_GRADIENTS}"
+            others = f" and of {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+            worst = f"gradients of {', '.join(missing[:_MAX_NAMED])}{others} {ZERO_GRADIENTS}"
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -247,6 +248,8 @@ def _remark_on_buffers(out: Sequence[_Comparison]) -> str:
         "training. Usual cause: a forward that checkpointing runs twice counts a batch twice in eager and once compiled"
     )
 
+
+_MAX_NAMED = 2  # modules without gradients that are named; the others are counted
 
 ZERO_GRADIENTS = "are zero in every compared step, and in no step of eager runs"
 

@@ -162,6 +162,10 @@ def test_modules_that_get_no_gradients_when_compiled_are_named() -> None:
     verdict = judged(replace(right, gradients={**right.gradients, "encoder": zero, "decoder": zero}), eager)
     assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.DIVERGES, 0)
     assert verdict.worst == "gradients of encoder, decoder are zero in every compared step, and in no step of eager runs"
+    many = judged(replace(right, gradients=dict.fromkeys(MODULES, zero)), eager)
+    assert (
+        many.worst == "gradients of encoder, decoder and of 1 more are zero in every compared step, and in no step of eager runs"
+    )
     frozen = [replace(one, gradients={**one.gradients, "encoder": zero}) for one in (right, eager.eager)]
     assert "are zero" not in judged(frozen[0], replace(eager, eager=frozen[1])).worst
 
