@@ -33,6 +33,8 @@ MAX_ENTRIES_ABOVE = 1_000  # a folder with more entries, from the second level a
 
 _LINKED_WHOLE = {".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".tox"}
 
+_SCRATCH = "compile-sweep-"  # begins the names of the folders for temporary files of trials
+
 OFFLINE = {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",
@@ -57,7 +59,7 @@ def prepare(job: ScriptJob, base: Path) -> Place:
     if job.in_place:
         return Place(script=job.path, folder=job.folder, environment={})
     folder, script = Path(job.folder), Path(job.path)
-    mirrored = Mirror()
+    mirrored = Mirror(apart=base)
     inside = base / "above"
     inside.mkdir(parents=True)
     way = [*reversed(folder.parents[:LEVELS_ABOVE]), folder]
@@ -87,11 +89,23 @@ def size_bytes(base: Path) -> int:
 
 
 class Mirror:
-    """Creates folders that look like others."""
+    """Creates folders that look like others.
 
-    def __init__(self) -> None:
+    Args:
+        apart: A folder that may lie in those that are recreated, as where TMPDIR is in the working directory. It and the scratch
+            folders of trials beside it are left out: they would be recreated in themselves.
+    """
+
+    def __init__(self, apart: Path | None = None) -> None:
         self._folders = 0
         self._bytes = 0
+        above = () if apart is None else (apart, *apart.parents)
+        self._apart = next((one for one in above if one.name.startswith(_SCRATCH)), apart)
+
+    def _is_apart(self, entry: os.DirEntry[str]) -> bool:
+        if self._apart is None or not (entry.name == self._apart.name or entry.name.startswith(_SCRATCH)):
+            return False
+        return os.path.realpath(os.path.dirname(entry.path)) == os.path.realpath(self._apart.parent)
 
     def tree(self, source: Path, target: Path) -> None:
         """Recreates the folder and its descendants, breadth first, until there are too many."""
@@ -101,6 +115,8 @@ class Mirror:
             self._folders += 1
             made.mkdir(parents=True, exist_ok=True)
             for entry in _entries(origin):
+                if self._is_apart(entry):
+                    continue
                 place = made / entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
                 if is_folder and entry.name not in _LINKED_WHOLE and self._folders + len(waiting) < MAX_FOLDERS:

@@ -77,6 +77,16 @@ def test_a_script_elsewhere_has_its_own_folder_beside_it(person: Path, tmp_path:
     assert (Path(place.script).parent / "out" / "log.txt").read_text() == "before"
 
 
+@pytest.mark.parametrize("scratch", ["tmp/compile-sweep-001-a/script-0/files", "tmp/files"])
+def test_a_folder_for_temporary_files_within_the_persons_is_not_recreated_in_itself(person: Path, scratch: str) -> None:
+    (person / "tmp" / "compile-sweep-000-b").mkdir(parents=True)
+    (person / "tmp" / "mine").mkdir()
+    base = person / scratch
+    place = sandbox.prepare(ScriptJob.of("train.py", folder=str(person)), base)
+    assert Path(place.script).is_file()
+    assert [path.name for path in (Path(place.folder) / "tmp").iterdir()] == ["mine"]
+
+
 def test_in_place_is_the_folder_itself(person: Path, tmp_path: Path) -> None:
     place = sandbox.prepare(ScriptJob.of("train.py", folder=str(person), in_place=True), tmp_path)
     assert (place.script, place.folder) == (str(person / "train.py"), str(person))
