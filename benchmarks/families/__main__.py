@@ -41,7 +41,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 MODULES = ("forms", "images", "text")
 BACKEND = "aot_eager"
-DEADLINE_S = 600.0
+DEADLINE_S = 1200.0
 MOST_REMARKS = 2  # remarks on a family that the table shows
 EARLIER = "¹"  # marks rows of an earlier run
 _ROW = re.compile(rf"^\| (\w+)(?: {EARLIER})? \|(.*)$", re.MULTILINE)
@@ -193,11 +193,11 @@ def records(output: Path) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]], before: str = "") -> Iterator[str]:
-    """The rows of a Markdown table, a family each; families that were not run keep their row of the table before, marked."""
+    """The rows of a Markdown table, a family each; families that have no result keep their row of the table before, marked."""
     yield "| family or form | lines | batches | whole model | blocks, or the next strategy | what is said |"
     yield "|---|--:|---|---|---|---|"
     kept = {match[1]: f"| {match[1]} {EARLIER} |{match[2]}" for match in _ROW.finditer(before)}
-    rows = kept | {_shown(record): _row(record) for record in found}
+    rows = kept | {_shown(record): _row(record) for record in found if "failed" not in record or _shown(record) not in kept}
     yield from (rows[name] for name in sorted(rows, key=str.lower))
 
 
