@@ -135,11 +135,12 @@ def bisect(subject: Subject, console: Console, servers: Servers) -> int:
         return 1
     found = attempt.figures
     _say(console, "compiled, and the largest difference", (f"{n}. {tried}" for n, tried in enumerate(found["tried"], start=1)))
-    _say(console, "found", _bisect_lines(found))
+    _say(console, "found", bisect_lines(found))
     return 0
 
 
-def _bisect_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def bisect_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a bisection found, and what helps."""
     module, class_name = found["module"], found["class_name"]
     if not found["is_wrong"]:
         yield "the setting follows eager: nothing to look for"
@@ -154,6 +155,8 @@ def _bisect_lines(found: Mapping[str, Any]) -> Iterator[str]:
         own = "; none of its parts is, so it is its own code, or how its parts are compiled together" if found["is_whole"] else ""
         yield f"{module} ({class_name}) is wrong where it alone is compiled{own}: {found['worst']}"
         yield "an error goes on through the backward, so the layers named there may be others"
-        advice = f"leave it eager: put @torch.compiler.disable on the forward of {class_name}; and report it to its maintainers"
+        how = "torch.compiler.disable(recursive=False)" if found["is_whole"] else "torch.compiler.disable"
+        kept = ", which still compiles your own modules inside" if found["is_whole"] else ""
+        advice = f"leave it eager: put @{how} on the forward of {class_name}{kept}; and report it to its maintainers"
     yield f"at fault: {found['stage']}"
     yield f"  → {advice}"

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from compile_sweep.harness.measure import Protocol, first_steps
 from compile_sweep.harness.numerics.bisect import Bisection, bisect, children_of, first_wrong
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator.view.explain import bisect_lines
 from workloads import WorkloadFromModel
 
 CPU = torch.device("cpu")
@@ -103,7 +105,26 @@ def test_what_dynamo_makes_wrong_is_found_without_compiling_with_inductor() -> N
         "with backend=eager", "only model", "only 2 modules, model.linear to model.apart",
     ]  # fmt: skip
     assert ": raises Call to `torch._dynamo.graph_break()`" in found.tried[-1]
+    told = [*bisect_lines(found.to_dict())]
+    assert told[-1].startswith("  → leave it eager: put @torch.compiler.disable(recursive=False) on the forward of WrongInItsOwn")
     assert reported == ["eager runs to compare with", *(tried.partition(": ")[0] for tried in found.tried)]
+
+
+def test_a_forward_that_is_disabled_alone_leaves_own_modules_inside_compiled() -> None:
+    class OfOwnCode(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Layer()
+
+        @torch.compiler.disable(recursive=False)
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * (2 if torch.compiler.is_compiling() else 1)
+
+    torch._dynamo.reset()
+    model, compiled = OfOwnCode(), CompileCounter()
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(torch.compile(model, backend=compiled)(x), model.layer(x))
+    assert compiled.frame_count == 1
 
 
 @pytest.mark.slow
