@@ -205,9 +205,9 @@ def compare_series(
     variances = (((values - centers) / scales) ** 2).sum(axis=0) / (len(values) - 1)
     floor = about.floor(respect.roundings)
     if respect is LOSS and about.rounding >= FLOAT8_ROUNDING:
-        # Weights may be off by a share of their way, and a loss by that share of how far the way has changed it.
+        # Rounding moves the weights' way in all directions, so it does little to how far the way changes the loss.
         changes = (centers - centers[0]) / scales
-        floor += math.sqrt(about.floor(1.0)) * math.sqrt(float((changes**2).mean()))
+        floor += about.floor(1.0) * math.sqrt(float((changes**2).mean()))
     judge = _of_random if about.random else _of_deterministic
     steps = np.zeros(len(run))
     steps[calm] = np.abs(deviations)
