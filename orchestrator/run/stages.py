@@ -180,6 +180,8 @@ class Stages:
             return in_time and (search is None or search.allows(expected_s))
 
         def may_start(stage: Stage, setting: CompileSettings) -> bool:
+            # Of a search's settings, which may be hundreds, only what runs is shown.
+            view.expect({one.key: self._expected_s(one) for one in ([setting] if search else self.left())})
             if search is not None and stage.is_search:
                 return search.may_start(setting, reserved_s(stage, setting))
             return fits(stage, setting) and (search is None or search.may_take(setting, stage.expected_s(setting)))

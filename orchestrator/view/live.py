@@ -85,7 +85,7 @@ class LiveView:
         self._fresh_starts()  # skips those of earlier runs, which are not reported again
         self._began = time.monotonic()
         self._ended = threading.Event()
-        self._more: SimpleQueue[tuple[Mapping[str, float], str, bool]] = SimpleQueue()
+        self._more: SimpleQueue[tuple[Mapping[str, float], str | None, bool]] = SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self._live: Live | None = None
 
@@ -114,6 +114,10 @@ class LiveView:
         """Adds to what the sweep runs, and says why."""
         self._more.put((expected_s, why, are_trials))
 
+    def expect(self, expected_s: Mapping[str, float]) -> None:
+        """Replaces the expected seconds of trials by what is known now."""
+        self._more.put((expected_s, None, False))
+
     def _follow(self) -> None:
         while not self._ended.wait(_POLL_S):
             with suppress(Exception):  # a failing view must not end the sweep
@@ -130,16 +134,17 @@ class LiveView:
             state.front, state.baseline = self._front_of(self._folder), self._baseline_of(self._folder)
         asked = self._stopping.is_set() and not state.stopping
         state.stopping = self._stopping.is_set()
-        if self._live is None:
-            self._tell(running_before, fresh)
-        for start in self._fresh_starts():
-            self._line(_start_outcome(start))
         while not self._more.empty():
             expected_s, why, are_trials = self._more.get()
             self._expected_s = {**self._expected_s, **expected_s}
             if state.planned is not None and are_trials:
                 state.planned += len(expected_s)
-            self._line(why)
+            if why is not None:
+                self._line(why)
+        if self._live is None:
+            self._tell(running_before, fresh)
+        for start in self._fresh_starts():
+            self._line(_start_outcome(start))
         if self._live is not None:
             self._live.update(self._rendered())
         elif asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,23 @@ def test_what_ends_a_sweep_is_not_hidden_by_what_the_view_cannot_read(tmp_path: 
     (tmp_path / "trials.jsonl").mkdir()
     with pytest.raises(SweepFolderError, match="the disk is full"), view:
         raise SweepFolderError("the disk is full")
+
+
+def test_what_a_trial_is_expected_to_take_is_what_is_known_when_it_starts(tmp_path: Path) -> None:
+    told, (one,) = io.StringIO(), running(["scope=full"])
+    at_work: list[Progress] = []
+    view = LiveView(
+        console=Console(file=told, width=120),
+        folder=tmp_path,
+        title="toy",
+        planned=1,
+        expected_s={one.settings_key: 81.0},
+        front_of=lambda folder: [],
+        baseline_of=lambda folder: None,
+        stopping=threading.Event(),
+        running=lambda: at_work,
+    )
+    view.expect({one.settings_key: 12.0})
+    at_work.append(replace(one, phase="starting"))
+    view._look()
+    assert "(expected 12 s)" in told.getvalue()
