@@ -75,7 +75,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--workload", "captionin"], "no workload is called 'captionin'; did you mean captioning?"),
         (["--workload", "translation"], "no workload is called 'translation'; use one of captioning"),
         (["--workload", "no_such_module:Workload"], "importing no_such_module failed: ModuleNotFoundError"),
-        (["--workload", "workloads.captioning:Translation"], "Translation in workloads.captioning is not a subclass"),
+        (["--workload", "workloads.captioning:Translation"], "workloads.captioning has no class Translation; use Captioning"),
         (["--workload", "pathlib:Path"], "Path in pathlib is not a subclass of compile_sweep.Workload"),
         (["--settings"], "--settings has no value; give one or more, or leave it out"),
         (["--settings", "--num-trials", "3"], "--settings has no value; give one or more, or leave it out"),
