@@ -151,7 +151,11 @@ ORDINARY = [
         "A12",
         "001-1f2e3d",
     ),
-    *("/root/.cache/torch_inductor/ab/cdefghijk123.py", "commit 8c805ba1d2e3f4a5b6c7d8e9f0a1b2c3d4e5f6a7", f"md5 {'4b2' * 10}"),
+    *(
+        "/home/ann/.cache/inductor/ab/cdefghijk123.py",
+        "commit 8c805ba1d2e3f4a5b6c7d8e9f0a1b2c3d4e5f6a7",
+        f"md5 {'4b2' * 10}",
+    ),
     *(f"sha256:{'0a1b' * 16}", f"node_id={'0a1b' * 14}", "uuid 123e4567-e89b-12d3-a456-426614174000", f"sha1-{'9f8e7' * 8}"),
     *("torch.Size([32, 1024, 50257])", "tensor([[0, 1]], dtype=torch.float32)", "x.weight: torch.float32[1024, 4096]"),
     *(
@@ -173,7 +177,7 @@ ORDINARY = [
         "session=3",
         "session_2026-11-27_10-00-00_123456_789",
         "RAY_AUTH_MODE=token RAY_enable_autoscaler_v2=0",
-        "PWD=/root/project2/x",
+        "PWD=/home/ann/project2/x",
     ),
     *("triton_poi_fused_add_0", "cutlass_80_tensorop_f16_s16816gemm_f16_128x64_32x6_nn_align8", "NVIDIA H200 sm_90a", "v1.0-rc1"),
     *("https://pytorch.org/docs/stable/x.html?highlight=compile#torch.compile", "http://127.0.0.1:8265/?size=tiny", "r8_unorm"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, Scalar, format_value, parse_count, suggest
-from compile_sweep.schema.settings import Autocast, CompileSettings, OptimizerKind, Padding, Scope
+from compile_sweep.schema.settings import Autocast, CompileSettings, OptimizerKind, Padding, Scope, SdpaKernel
 
 Option = Sequence[Scalar] | type[int]
 """Accepted values, the default first; or `int` for any integer of at least 1, with a default that the workload defines."""
@@ -33,6 +33,13 @@ def check_options(workload: str, options: Mapping[str, Option], settings: Compil
         elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
             able = ", ".join(map(format_value, values))
             raise SettingsError(f"workload.{name}={format_value(value)} is not a value that {workload} takes; use one of {able}")
+
+
+def refused_kernel(kernel: SdpaKernel | None, device_type: str) -> str | None:
+    """Says why a device, by torch's name of its type, has no such attention kernel; None if it may have it."""
+    if device_type == "cuda" or kernel not in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT):
+        return None
+    return f"sdpa_kernel={kernel} is a kernel for GPUs, not for {device_type}; use flash or math"
 
 
 def gpu_requirement(needs_gpu: Mapping[tuple[str, Scalar], str], chosen: Mapping[str, Scalar]) -> str | None:

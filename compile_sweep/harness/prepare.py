@@ -15,10 +15,9 @@ from torch import nn
 
 from compile_sweep.contract.base import Workload, unwrap_ddp
 from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names, torch_version
-from compile_sweep.contract.options import check_accumulation
+from compile_sweep.contract.options import check_accumulation, refused_kernel
 from compile_sweep.harness import distributed
 from compile_sweep.harness.source import Facts, to_source
-from compile_sweep.schema.choices import SdpaKernel
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
@@ -158,8 +157,8 @@ def prepare(
         unpadded_reason=workload.unpadded_reason if settings.accumulate else None,
     )
     refuse_unknown_names(settings, LoadedTorch())
-    if settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT) and device.type != "cuda":
-        raise SettingsError(f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, not for {device.type}; use flash or math")
+    if (reason := refused_kernel(settings.sdpa_kernel, device.type)) is not None:
+        raise SettingsError(reason)
     policy = workload.shape_policy(settings)
     return Prepared(settings=settings, workload=workload, device=device, num_workers=num_workers, policy=policy)
 

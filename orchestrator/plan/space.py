@@ -17,12 +17,13 @@ from compile_sweep.contract.options import (
     check_own_step,
     for_real_lengths,
     gpu_requirement,
+    refused_kernel,
 )
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.ddp_settings import check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import BATCH_SIZE, format_value, parse_count
-from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope, SdpaKernel
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 from compile_sweep.schema.shapes import group_by_length, optimal_buckets
 from compile_sweep.script.job import refuse_outside_scripts
 from orchestrator.config import Excluded
@@ -123,8 +124,8 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
         return "CUDA graphs need a GPU, and none is visible"
     if not target.has_gpu and settings.float8 is not None:
         return f"float8={settings.float8} needs a GPU, and none is visible; leave it out"
-    if not target.has_gpu and settings.sdpa_kernel in (SdpaKernel.CUDNN, SdpaKernel.EFFICIENT):
-        return f"sdpa_kernel={settings.sdpa_kernel} is a kernel for GPUs, and none is visible; use flash or math"
+    if not target.has_gpu and (reason := refused_kernel(settings.sdpa_kernel, "cpu")):
+        return reason
     if not target.has_gpu and (reason := gpu_requirement(target.needs_gpu, dict(settings.workload or ()))):
         return reason
     if settings.attention is not None and settings.attention not in target.attentions:
