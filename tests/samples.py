@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from orchestrator.environment import Environment
 
@@ -97,3 +100,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, why_not: Callabl
     while not condition():
         assert time.monotonic() < ends_at, f"waited in vain: {why_not()}"
         time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    """Tells whether a process runs; false for a zombie, whose exit status nobody has read."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False

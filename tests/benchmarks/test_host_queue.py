@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from samples import wait_until
+from samples import is_running, wait_until
 
 from benchmarks.host_queue import Job, main, read_jobs, words_of
 from compile_sweep import command_line
@@ -91,7 +91,7 @@ def test_who_stops_the_queue_stops_its_jobs(tmp_path: Path, repository: Path, nu
     wait_until(lambda: mark.exists() and mark.read_text() != "", 60)
     queue.send_signal(number)
     assert queue.wait(60) == exit_code
-    wait_until(lambda: not Path(f"/proc/{mark.read_text()}").exists(), 30)  # init removes it once it was killed
+    wait_until(lambda: not is_running(int(mark.read_text())), 30)
 
 
 def test_a_sweep_that_began_is_resumed(tmp_path: Path) -> None:

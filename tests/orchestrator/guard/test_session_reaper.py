@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from samples import REPOSITORY, wait_until
+from samples import REPOSITORY, is_running, wait_until
 
 GONE_WITHIN_S = 10
 
 DRIVER = """
-import os, subprocess, sys, time
+import os, subprocess, sys
 from pathlib import Path
+import psutil
 from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.guard.session_reaper import session_reaper
 from orchestrator.guard.watchdog import SESSION_MARKER
@@ -33,8 +34,8 @@ with scratch_folder("ray-", Path(sys.argv[1])) as folder, session_reaper("mine",
     agent = raylet.stdout.readline().strip()
     if sys.argv[2] != "starting":
         reaper.session_is_up()
-    watcher = next(one for one in os.listdir("/proc") if one.isdigit() and int(one) not in (os.getpid(), raylet.pid)
-                   and b"session_reaper\\0mine" in Path("/proc", one, "cmdline").read_bytes())
+    watcher = next(one.pid for one in psutil.Process().children(recursive=True)
+                   if any(word.endswith("session_reaper") for word in one.cmdline()))
     print(raylet.pid, agent, watcher, folder, flush=True)
     sys.stdin.readline()
 """
@@ -58,17 +59,15 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
         text=True,
     )
     assert process.stdout is not None
-    raylet, agent, reaper, folder = process.stdout.readline().split()
-    made = Driver(process, int(raylet), int(agent), int(reaper), Path(folder))
-    yield made
-    process.kill()
-    process.communicate()
-    for left in filter(_runs, (made.raylet, made.agent, made.reaper)):
+    try:
+        raylet, agent, reaper, folder = process.stdout.readline().split()
+        made = Driver(process, int(raylet), int(agent), int(reaper), Path(folder))
+        yield made
+    finally:
+        process.kill()
+        process.communicate()
+    for left in filter(is_running, (made.raylet, made.agent, made.reaper)):
         psutil.Process(left).kill()
-
-
-def _runs(process: int) -> bool:
-    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("driver", ["up", "starting"], indirect=True)
@@ -79,7 +78,7 @@ def test_what_a_killed_driver_leaves_is_gone_with_its_folder(driver: Driver) -> 
     driver.process.kill()
     driver.process.wait()
     try:
-        wait_until(lambda: not any(map(_runs, (driver.raylet, driver.agent, driver.reaper))), GONE_WITHIN_S)
+        wait_until(lambda: not any(map(is_running, (driver.raylet, driver.agent, driver.reaper))), GONE_WITHIN_S)
         assert not driver.folder.exists()
         assert stranger.poll() is None
     finally:
@@ -92,6 +91,6 @@ def test_a_driver_that_ends_kills_what_is_left_itself_and_the_reaper_ends(driver
     driver.process.stdin.write("\n")
     driver.process.stdin.flush()
     driver.process.wait(timeout=20)
-    assert not _runs(driver.agent)
-    wait_until(lambda: not any(map(_runs, (driver.raylet, driver.reaper))), GONE_WITHIN_S)
+    assert not is_running(driver.agent)
+    wait_until(lambda: not any(map(is_running, (driver.raylet, driver.reaper))), GONE_WITHIN_S)
     assert not driver.folder.exists()

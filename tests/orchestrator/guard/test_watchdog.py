@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from samples import REPOSITORY, wait_until
+from samples import REPOSITORY, is_running, wait_until
 
 from orchestrator.guard.watchdog import ATTEMPT_MARKER, kill_marked, start_reaper
 
@@ -52,10 +52,10 @@ def test_a_killed_worker_takes_its_children_and_its_scratch_folder_with_it(tmp_p
     )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    assert psutil.pid_exists(child)
+    assert is_running(child)
     parent.kill()
     parent.communicate()
-    wait_until(lambda: not psutil.pid_exists(child), 10)
+    wait_until(lambda: not is_running(child), 10)
     wait_until(lambda: not scratch.exists(), 10)
 
 

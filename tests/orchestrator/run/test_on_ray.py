@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from samples import TESTS, wait_until
+from samples import TESTS, is_running, wait_until
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import SessionError
@@ -291,6 +291,6 @@ def test_two_workers_of_a_standing_group_measure_together_in_fresh_processes_and
         assert group.is_alive
         servers[0].parent().kill()
         wait_until(lambda: not group.is_alive, 30)
-        wait_until(lambda: not any(psutil.pid_exists(server.pid) for server in servers), 30)
+        wait_until(lambda: not any(is_running(server.pid) for server in servers), 30)
     finally:
         group.close()

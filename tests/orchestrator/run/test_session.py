@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 
 import psutil
 import pytest
-from samples import REPOSITORY, wait_until
+from samples import REPOSITORY, is_running, wait_until
 
 from orchestrator.guard.watchdog import SESSION_MARKER
 from orchestrator.run.session import ray_session
@@ -42,13 +41,13 @@ def test_workers_are_as_nice_as_the_sweep_and_what_is_left_of_ray_ends_with_its_
         stranger = subprocess.Popen(["sleep", "600"])  # such as W&B's service, which takes the report once the session has ended
         assert psutil.pid_exists(orphan)
     try:
-        wait_until(lambda: not _runs(orphan), 60)  # it is told to end, and nothing waits for that
+        wait_until(lambda: not is_running(orphan), 60)  # it is told to end, and nothing waits for that
         assert stranger.poll() is None
         assert os.environ[SESSION_MARKER] == "of-who-started-this-one"
     finally:
         stranger.kill()
         stranger.wait()
-        if _runs(orphan):
+        if is_running(orphan):
             os.kill(orphan, signal.SIGKILL)
 
 
@@ -63,10 +62,3 @@ def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
     )
     assert "SessionError: Ray did not start on this host" in done.stderr
     assert "set HOME to a folder that can be written" in done.stderr
-
-
-def _runs(process: int) -> bool:
-    """Tells whether a process runs; false for a zombie, whose exit status nobody has read."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    return False
