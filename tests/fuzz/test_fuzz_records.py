@@ -15,6 +15,7 @@ from samples import measured
 
 import analysis
 from analysis.page.page import report_page
+from benchmarks.search.make_table import write_table
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record
 from compile_sweep.schema.errors import CompileSweepError, RecordsError
@@ -28,7 +29,7 @@ from orchestrator.plan.estimates import expected_s
 from orchestrator.run import sweep_folder
 from orchestrator.search import Searcher
 from orchestrator.search.pruning import patience_with
-from orchestrator.search.tables import read_table, write_table
+from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, replays
 
 SETTINGS = tuple(map(CompileSettings.parse, ("scope=eager", "scope=full", "scope=full,dynamic=mark", "scope=regional")))

@@ -30,7 +30,6 @@ COMMANDS = {
     "check": "orchestrator.check",
     "cache": "orchestrator.cache",
     "simulate": "orchestrator.simulate",
-    "tables": "orchestrator.search.tables",
     "report": "analysis.report",
     "table": "analysis.table",
     "recommend": "analysis.recommend",
@@ -42,7 +41,7 @@ COMMANDS = {
         f"benchmarks.{name}": f"benchmarks.{name}"
         for name in (
             "host_queue", "levers.variations", "recipes.regional_recipe", "recipes.source_tables", "search.live_search",
-            "trials.contention", "trials.workers_on_one_gpu",
+            "search.make_table", "trials.contention", "trials.workers_on_one_gpu",
         )
     },
 }  # fmt: skip

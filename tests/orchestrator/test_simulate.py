@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from recorded_tables import MAX_LENGTH, TARGET, recorded, rows_of, settings_of_a_grid, write_sweep
 
+from benchmarks.search.make_table import main as write_table_main
+from benchmarks.search.make_table import write_table
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError, RecordsError
 from compile_sweep.schema.objectives import Aims, Record
@@ -19,8 +21,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from orchestrator import simulate
 from orchestrator.search import Budget, Searcher, StableFront, make_proposer
-from orchestrator.search.tables import main as write_table_main
-from orchestrator.search.tables import read_table, write_table
+from orchestrator.search.tables import read_table
 from orchestrator.simulate import Ground, Replay, Step, quartiles, replays
 
 pytestmark = pytest.mark.slow
