@@ -10,12 +10,10 @@ if __name__ == "__main__":  # before imports that fail without the extra `run`
     exit_without_extra("check")
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -41,9 +39,7 @@ from orchestrator.plan.resolve import refuse_largest_batch
 from orchestrator.plan.scripts import job_of, split_arguments
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import Servers
-from orchestrator.run.local_runner import attempt_alone, plan_alone
-from orchestrator.run.trial_spec import Assignment
-from orchestrator.view.explain import COMPILE_DEADLINE_S, DEADLINE_S
+from orchestrator.view.explain import DEADLINE_S, Subject, measured_alone
 from orchestrator.view.script_check import SCRIPT_BUDGET_S, TimeBudget, check_script
 
 PROG = "python -m orchestrator.check"
@@ -241,19 +237,14 @@ def _try(
     on_phase: Callable[[str], None],
 ) -> Tried:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="compile-sweep-check-") as scratch:
-        plan = plan_alone(
-            Path(scratch),
-            str(options.workload),
-            target.size,
-            options.seed,
-            use_gpu=device is Device.CUDA,
-            compile_deadline_s=COMPILE_DEADLINE_S,
-            trial_deadline_s=DEADLINE_S,
-            protocol=SHORT,
-        )
-        assignment = Assignment(plan=plan, trial_id="check", settings=settings)
-        attempt = attempt_alone(assignment, lambda elapsed_s, phase: on_phase(f"{phase}, {elapsed_s:.0f} s in"), servers)
+    subject = Subject(settings=settings, workload_name=str(options.workload), workload=target, seed=options.seed, device=device)
+    assignment, attempt, _ = measured_alone(
+        subject,
+        servers,
+        on_phase=lambda elapsed_s, phase: on_phase(f"{phase}, {elapsed_s:.0f} s in"),
+        trial_deadline_s=DEADLINE_S,
+        protocol=SHORT,
+    )
     verdict = attempt.verdict(assignment)
     reason = verdict.reason or "" if attempt.figures is None else f"{verdict.label}: {verdict.reason}"
     return Tried(

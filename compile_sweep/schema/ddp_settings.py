@@ -7,18 +7,19 @@ Names are torch's own where torch has one. A field at None keeps torch's choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from compile_sweep.schema.choices import Scope
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import (
+    Values,
     format_value,
     given_fields,
     parse_choice,
-    parse_count,
     parse_switch,
+    parser,
     suggest,
     truncate,
 )
@@ -64,66 +65,54 @@ _ALIASES = {"on": "ddp_optimizer", "True": "ddp_optimizer", "true": "ddp_optimiz
 
 _DEAD_MODE = "python_reducer_without_compiled_forward"
 
-_CHOICES: Mapping[str, type[StrEnum]] = {"compression": Compression, "optimize_ddp": OptimizeDdp, "around": Around}
-_COUNTS = {"bucket_cap_mb": "MiB", "powersgd_rank": "ranks", "powersgd_start": "steps"}
-_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy", "broadcast_buffers")
-_USUAL: Mapping[str, object] = {
-    "compression": Compression.NONE,
-    "optimize_ddp": OptimizeDdp.DDP_OPTIMIZER,
-    "around": Around.MODEL,
-    "powersgd_rank": USUAL_POWERSGD_RANK,
-    "powersgd_start": FIRST_POWERSGD_STEP,
-    "gradient_as_bucket_view": False,
-    "static_graph": False,
-    "find_unused_parameters": False,
-    "batched_grad_copy": False,
-    "broadcast_buffers": True,
-}
-"""torch's defaults, stored as None. An explicit bucket_cap_mb=25 differs from none: without one, torch makes the first bucket
-1 MiB."""
-
 _C_REDUCERS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy")
 """Options of `DistributedDataParallel`'s own reducer, which python_reducer replaces."""
+
+
+def _parse_optimize_ddp(name: str, value: object) -> OptimizeDdp:
+    if value == _DEAD_MODE:
+        raise SettingsError(f"torch accepts {_DEAD_MODE} and ignores it; use python_reducer or no_optimization")
+    mode: OptimizeDdp = parse_choice(name, OptimizeDdp, _ALIASES.get(str(value), value))
+    return mode
+
+
+def _setting(values: Values, torch_default: object = None) -> Any:
+    """Declares a field by its values, as `parser` takes them, and by torch's default, which is stored as None."""
+    return field(default=None, metadata={"parse": parser(values), "torch_default": torch_default})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpSettings:
     """How gradients are reduced. None keeps torch's choice; SettingsError for fields that cannot be combined."""
 
-    bucket_cap_mb: int | None = None
+    bucket_cap_mb: int | None = _setting("MiB")
     """MiB of gradients reduced together. By default torch takes 25, and 1 for the first bucket."""
-    compression: Compression | None = None
-    powersgd_rank: int | None = None
+    compression: Compression | None = _setting(Compression, Compression.NONE)
+    powersgd_rank: int | None = _setting("ranks", USUAL_POWERSGD_RANK)
     """Columns of each PowerSGD matrix."""
-    powersgd_start: int | None = None
+    powersgd_start: int | None = _setting("steps", FIRST_POWERSGD_STEP)
     """The first step that PowerSGD compresses; earlier steps reduce gradients uncompressed."""
-    optimize_ddp: OptimizeDdp | None = None
-    around: Around | None = None
-    gradient_as_bucket_view: bool | None = None
+    optimize_ddp: OptimizeDdp | None = _setting(_parse_optimize_ddp, OptimizeDdp.DDP_OPTIMIZER)
+    around: Around | None = _setting(Around, Around.MODEL)
+    gradient_as_bucket_view: bool | None = _setting(parse_switch, torch_default=False)
     """Make gradients views of the buckets, which saves a copy and its memory."""
-    static_graph: bool | None = None
+    static_graph: bool | None = _setting(parse_switch, torch_default=False)
     """Promise that the same parameters get gradients in every step."""
-    find_unused_parameters: bool | None = None
+    find_unused_parameters: bool | None = _setting(parse_switch, torch_default=False)
     """Search each step for parameters that get no gradient."""
-    batched_grad_copy: bool | None = None
+    batched_grad_copy: bool | None = _setting(parse_switch, torch_default=False)
     """Copy gradients into their bucket with one kernel instead of one each. Needs torch 2.12."""
-    broadcast_buffers: bool | None = None
+    broadcast_buffers: bool | None = _setting(parse_switch, torch_default=True)
     """Off lets each worker keep its own buffers, such as running statistics, instead of worker 0's before each forward."""
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_choice(f"ddp.{name}", kind, _mode(value) if name == "optimize_ddp" else value))
-        for name, unit in _COUNTS.items():
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_count(f"ddp.{name}", value, unit))
-        for name in _SWITCHES:
-            if (value := getattr(self, name)) is not None:
-                self._set(name, parse_switch(f"ddp.{name}", value))
+        for one in fields(self):
+            if (value := getattr(self, one.name)) is not None:
+                self._set(one.name, one.metadata["parse"](name=f"ddp.{one.name}", value=value))
         self._check()
-        for name, usual in _USUAL.items():
-            if getattr(self, name) == usual:
-                self._set(name, None)
+        for one in fields(self):
+            if getattr(self, one.name) == one.metadata["torch_default"]:
+                self._set(one.name, None)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the value is frozen for everyone else
@@ -229,9 +218,3 @@ def check_ddp_workers(
 
 def _or_none(ddp: DdpSettings) -> DdpSettings | None:
     return None if ddp == DdpSettings() else ddp
-
-
-def _mode(value: object) -> object:
-    if value == _DEAD_MODE:
-        raise SettingsError(f"torch accepts {_DEAD_MODE} and ignores it; use python_reducer or no_optimization")
-    return _ALIASES.get(str(value), value)

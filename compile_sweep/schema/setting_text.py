@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -21,6 +22,12 @@ DEFAULT_PAD_MULTIPLE = 8  # lengths are rounded up to multiples of this many tok
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int, ...]
 """Value of a torch option. A tuple is a list of two or more integers, which some options take."""
+
+Parse = Callable[..., Any]
+"""Given a field's name and what a person or JSON wrote, returns the field's value; raises SettingsError."""
+
+Values = type[StrEnum] | str | Parse
+"""What a field accepts: the members of an enumeration; a count of this unit; or what a function makes of it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _INT64_LIMIT = 2**63
@@ -78,6 +85,13 @@ def parse_fraction(name: str, value: object) -> float:
     if not 0 <= number <= 1:
         raise SettingsError(f"{name}={truncate(value)} is not a fraction; use a number from 0 to 1")
     return number
+
+
+def parser(values: Values) -> Parse:
+    """Returns what parses a field with these values."""
+    if isinstance(values, str):
+        return partial(parse_count, unit=values)
+    return partial(parse_choice, kind=values) if isinstance(values, type) else values
 
 
 def parse_lengths(name: str, value: object) -> tuple[int, ...]:

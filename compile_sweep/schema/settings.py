@@ -6,9 +6,8 @@ Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -38,6 +37,7 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
     DEFAULT_PAD_MULTIPLE,
     Scalar,
     Value,
+    Values,
     check_name,
     describe,
     flatten,
@@ -45,13 +45,13 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
     group_by_field,
     is_backend_list,
     parse_choice,
-    parse_count,
     parse_fraction,
     parse_lengths,
     parse_options,
     parse_pairs,
     parse_switch,
     parse_torch_option,
+    parser,
 )
 from compile_sweep.schema.shapes import ShapePolicy, make_policy
 
@@ -66,11 +66,9 @@ RECOMPILE_LIMIT = 8
 DEFAULT_BUCKET_SIZE = 32
 INDUCTOR = "inductor"
 
-Parse = Callable[[str, Any], Any]
-
 
 def _setting(
-    values: type[StrEnum] | str | Parse,
+    values: Values,
     *,
     torch_default: object = None,
     compiles: bool = False,
@@ -82,8 +80,7 @@ def _setting(
     """Declares a field of `CompileSettings` whose default is None. Everything that is specific to the field is said here.
 
     Args:
-        values: Values of the field: the members of an enumeration; the unit of a count; or a function of the field's name
-            and of what a person or JSON wrote, which returns the value.
+        values: Values of the field, as `setting_text.parser` takes them.
         torch_default: torch's own value, which is stored as None so that keys stay short.
         compiles: acts only on compiled code, so scope=eager refuses it.
         inductor: acts only with the Inductor backend.
@@ -91,15 +88,8 @@ def _setting(
         config: the process-wide setting of torch that holds the value, as `dynamo.NAME`, `functorch.NAME` or `compiler.NAME`.
         in_label: the label names the field and its value.
     """
-    parse: Parse
-    if isinstance(values, str):
-        parse = partial(parse_count, unit=values)
-    elif isinstance(values, type):
-        parse = partial(parse_choice, kind=values)
-    else:
-        parse = values
     metadata = {
-        "parse": parse,
+        "parse": parser(values),
         "torch_default": torch_default,
         "compiles": compiles,
         "inductor": inductor or inductor_option is not None,

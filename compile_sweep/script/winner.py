@@ -260,16 +260,7 @@ def trainer_callback(settings: CompileSettings | str | Path) -> Any:
     """
     from transformers import TrainerCallback
 
-    applier = Applier(settings)
-
-    class ApplySettings(TrainerCallback):
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            applier.begin()
-
-        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-            applier.end()
-
-    return ApplySettings()
+    return _callback(TrainerCallback, "on_train_begin", settings)
 
 
 def lightning_callback(settings: CompileSettings | str | Path) -> Any:
@@ -278,14 +269,17 @@ def lightning_callback(settings: CompileSettings | str | Path) -> Any:
         callbacks: Any = import_module("lightning.pytorch.callbacks")
     except ModuleNotFoundError:
         callbacks = import_module("pytorch_lightning.callbacks")
+    return _callback(callbacks.Callback, "on_train_start", settings)
 
+
+def _callback(base: type[Any], begins: str, settings: CompileSettings | str | Path) -> Any:
+    """Returns a library's callback that applies the settings when training begins, in the method of that name."""
     applier = Applier(settings)
 
-    class ApplySettings(callbacks.Callback):  # type: ignore[misc]
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            applier.begin()
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        applier.begin()
 
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            applier.end()
+    def end(self: Any, *args: Any, **kwargs: Any) -> None:
+        applier.end()
 
-    return ApplySettings()
+    return type("ApplySettings", (base,), {begins: begin, "on_train_end": end})()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compile_sweep.schema.errors import SessionError
 from compile_sweep.schema.outcome import Phase
@@ -206,9 +206,17 @@ def find_progress_actor() -> ActorHandle[ProgressTracker]:
     return head_actors.find_actor(ProgressTracker, PROGRESS_ACTOR)
 
 
-def trial_progress(trial_id: str, timeout_s: float = 30.0) -> Progress | None:
-    """Returns the progress of one trial; None if it is not running. Raises RayError if the actor does not answer in time."""
+def ask_progress_actor(method: str, *arguments: Any, timeout_s: float = 30.0) -> Any:
+    """Calls a method of the sweep's progress actor; returns None if there is no actor, or no answer in time."""
     import ray
 
-    running: list[Progress] = ray.get(find_progress_actor().running.remote(), timeout=timeout_s)
+    try:
+        return ray.get(getattr(find_progress_actor(), method).remote(*arguments), timeout=timeout_s)
+    except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor with that name
+        return None
+
+
+def trial_progress(trial_id: str) -> Progress | None:
+    """Returns the progress of one trial; None if it is not running, or the actor does not answer."""
+    running: list[Progress] = ask_progress_actor("running") or []
     return next((progress for progress in running if progress.trial_id == trial_id), None)

@@ -4,7 +4,7 @@ import os
 import platform
 import threading
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +14,7 @@ from ray.util.placement_group import get_current_placement_group, placement_grou
 from compile_sweep.script.trial import StartRun
 from orchestrator import environment
 from orchestrator.cluster import remote_logs
-from orchestrator.guard.progress import StopRequest, find_progress_actor
+from orchestrator.guard.progress import StopRequest, ask_progress_actor
 from orchestrator.run.sweep_folder import now
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.worker import own_cores
@@ -85,11 +85,7 @@ class RayParent:
 
     def stop_request(self) -> StopRequest | None:
         """Asks whether the trial should stop; returns None if there is no progress actor."""
-        try:
-            asked: Any = find_progress_actor().stop_request.remote(self._assignment.trial_id)
-            ending: StopRequest | None = ray.get(asked, timeout=10 * STOP_POLL_S)
-        except (ray.exceptions.RayError, ValueError):
-            return None
+        ending: StopRequest | None = ask_progress_actor("stop_request", self._assignment.trial_id, timeout_s=10 * STOP_POLL_S)
         return ending
 
     def watch_stop_requests(self, log: IO[str]) -> None:
@@ -111,8 +107,7 @@ class RayParent:
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Calls the progress actor and waits for its answer. A trial is measured even if that actor is gone."""
-        with suppress(ray.exceptions.RayError, ValueError):
-            ray.get(getattr(find_progress_actor(), method).remote(self._assignment.trial_id, *arguments), timeout=_TELL_TIMEOUT_S)
+        ask_progress_actor(method, self._assignment.trial_id, *arguments, timeout_s=_TELL_TIMEOUT_S)
 
 
 def _gpus_of_ray() -> int:

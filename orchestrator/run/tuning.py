@@ -15,7 +15,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +37,7 @@ from orchestrator.cluster.head_actors import no_propagated_credentials, store_cr
 from orchestrator.config import SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.guard.log_bounds import bound_logs
-from orchestrator.guard.progress import Progress, find_progress_actor, trial_progress
+from orchestrator.guard.progress import Progress, ask_progress_actor, trial_progress
 from orchestrator.run import sweep_folder
 from orchestrator.run.runner import Batch, EarlyStopping, Proposals, plan_fields, unwritten_error
 from orchestrator.run.train_errors import startup_error, waited_s
@@ -48,7 +47,14 @@ from orchestrator.run.worker_group import UNWRITTEN, run_trial
 from orchestrator.tracking import Tracking
 
 
-class ProposingSearcher(Searcher):
+class _NotPickled:
+    """Has no state when pickled, as Tune pickles searchers and callbacks in order to resume them, which is not used here."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class ProposingSearcher(_NotPickled, Searcher):
     """A Tune searcher that suggests what a batch proposes."""
 
     def __init__(self, proposals: Proposals, plan: TrialPlan, new_trial_id: Callable[[], str]) -> None:
@@ -64,10 +70,6 @@ class ProposingSearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Does nothing: the trial's record is read before the next proposal."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Drops all state: Tune pickles a searcher in order to resume it, which is not used here."""
-        return {}
-
     def save(self, checkpoint_path: str) -> None:
         """Does nothing: there is nothing to save."""
 
@@ -76,7 +78,6 @@ class ProposingSearcher(Searcher):
 
 
 _SWEEP_EVERY_S = 2.0
-_PROGRESS_TIMEOUT_S = 30.0
 
 
 class DeadTrials(Callback):
@@ -102,16 +103,11 @@ class DeadTrials(Callback):
         """Runs before Tune restarts a trial; if it should not run again, writes a record, which keeps it from measuring."""
         assignment = Assignment.from_dict(trial.config)
         verdict, progress = self._judge(assignment, trial)
-        with suppress(ray.exceptions.RayError):
-            failed: list[str] = ray.get(find_progress_actor().failures.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
-            if backoff_s(verdict.label, failed) is not None:
-                reason = verdict.reason or str(verdict.label)
-                ray.get(
-                    find_progress_actor().record_failure.remote(assignment.trial_id, len(failed) + 1, reason),
-                    timeout=_PROGRESS_TIMEOUT_S,
-                )
-                return
-        self._write(assignment, verdict, progress)
+        failed: list[str] | None = ask_progress_actor("failures", assignment.trial_id)
+        if failed is not None and backoff_s(verdict.label, failed) is not None:
+            ask_progress_actor("record_failure", assignment.trial_id, len(failed) + 1, verdict.reason or str(verdict.label))
+        else:
+            self._write(assignment, verdict, progress)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Writes the record that the trial could not write itself."""
@@ -119,10 +115,8 @@ class DeadTrials(Callback):
         self._write(assignment, *self._judge(assignment, trial))
 
     def _judge(self, assignment: Assignment, trial: Trial) -> tuple[Verdict, Progress | None]:
-        progress: Progress | None = None
-        with suppress(ray.exceptions.RayError):
-            progress = trial_progress(assignment.trial_id, _PROGRESS_TIMEOUT_S)
-            ray.get(find_progress_actor().end.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
+        progress = trial_progress(assignment.trial_id)
+        ask_progress_actor("end", assignment.trial_id)
         elapsed_s = progress.elapsed_s - waited_s(assignment.plan, progress) if progress else 0.0
         text = str(trial.get_error() or "no message")
         never_started = startup_error(progress, elapsed_s)
@@ -133,9 +127,7 @@ class DeadTrials(Callback):
     def _write(self, assignment: Assignment, verdict: Verdict, progress: Progress | None) -> None:
         if is_recorded(self._folder, assignment.trial_id):
             return
-        failed: list[str] = []
-        with suppress(ray.exceptions.RayError):
-            failed = ray.get(find_progress_actor().failures.remote(assignment.trial_id), timeout=_PROGRESS_TIMEOUT_S)
+        failed: list[str] = ask_progress_actor("failures", assignment.trial_id) or []
         wall_s = progress.worked_s if progress else 0.0
         record = assignment.after(failed).record(
             verdict,
@@ -171,7 +163,7 @@ def _placement_groups() -> Sequence[Any]:
     return [PlacementGroupTableData.FromString(raw) for raw in accessor.get_placement_group_table()]
 
 
-class StopTrials(Callback):
+class StopTrials(_NotPickled, Callback):
     """Requests that trials stop when continuing is not worth it; a trial's worker polls for the request."""
 
     def __init__(self, decisions: EarlyStopping) -> None:
@@ -181,19 +173,12 @@ class StopTrials(Callback):
         """Decides about the running trials."""
         if not self._decisions.is_due():
             return
-        progress_actor = find_progress_actor()
-        running: list[Progress] = []
-        with suppress(ray.exceptions.GetTimeoutError):  # the head is busy; the next decision is soon
-            running = ray.get(progress_actor.running.remote(), timeout=10)
+        running: list[Progress] = ask_progress_actor("running", timeout_s=10) or []  # the next decision is soon
         for stopped, request in self._decisions.requests(running).items():
-            ray.get(progress_actor.request_stop.remote(stopped, request))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Drops all state: Tune pickles callbacks in order to resume them, which is not used here."""
-        return {}
+            ask_progress_actor("request_stop", stopped, request)
 
 
-class LogTrials(Callback):
+class LogTrials(_NotPickled, Callback):
     """Logs every trial once it has ended, for whatever reason. Must come after the callback that records dead trials."""
 
     def __init__(self, tracking: Tracking) -> None:
@@ -206,10 +191,6 @@ class LogTrials(Callback):
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Logs the record of a trial whose own process died."""
         self._tracking.catch_up()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Drops all state: Tune pickles callbacks in order to resume them, which is not used here."""
-        return {}
 
 
 _TUNE_GAVE_UP = "Caught unexpected exception"

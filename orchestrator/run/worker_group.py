@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -34,7 +35,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # base o
 from orchestrator.cluster import placement, remote_logs
 from orchestrator.config import Placement
 from orchestrator.guard import scratch_folders, watchdog
-from orchestrator.guard.progress import Progress, find_progress_actor
+from orchestrator.guard.progress import Progress, ask_progress_actor
 from orchestrator.guard.watchdog import kill_marked
 from orchestrator.run import sweep_folder, trial
 from orchestrator.run.ray_worker_context import RayParent
@@ -49,18 +50,13 @@ _ARRIVAL_POLL_S = 2.0  # seconds between checks, in a cluster, whether a trial's
 _PROGRESS_TIMEOUT_S = 60.0  # timeout in seconds of the trial's calls; Ray restarts a dead progress actor within seconds
 
 
+_ask = partial(ask_progress_actor, timeout_s=_PROGRESS_TIMEOUT_S)
+
+
 def run_trial(config: Mapping[str, Any]) -> dict[str, Any]:
     """Tries one setting, appends its record, and returns what Tune needs to know of it. The Tune trainable."""
     status, unwritten = trial.run_trial(Assignment.from_dict(config), _attempt, _ask)
     return {"status": status, "done": True, **({UNWRITTEN: unwritten} if unwritten else {})}
-
-
-def _ask(method: str, *arguments: Any) -> Any:
-    """Calls a method of the progress actor; returns None if it does not answer, because the trial can continue without it."""
-    try:
-        return ray.get(getattr(find_progress_actor(), method).remote(*arguments), timeout=_PROGRESS_TIMEOUT_S)
-    except (ray.exceptions.RayError, ValueError):  # ValueError: there is no actor with that name
-        return None
 
 
 def _attempt(assignment: Assignment) -> Attempt:

@@ -19,6 +19,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from compile_sweep.schema import record as records
 from compile_sweep.schema.outcome import OK, Label, Status, Verdict, judge_death
 from compile_sweep.schema.settings import CompileSettings
+from orchestrator.guard import progress
 from orchestrator.guard.progress import Progress
 from orchestrator.guard.watchdog import ATTEMPT_MARKER, CrashReport
 from orchestrator.run import ray_worker_context, sweep_folder, trial, tuning, worker, worker_group
@@ -275,12 +276,11 @@ def test_what_helps_depends_on_why_a_record_was_not_written(tmp_path: Path) -> N
 
 
 def test_the_log_of_a_trial_whose_own_process_died_is_cleared_of_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*trial_id: str) -> None:
+    def gone() -> NoReturn:
         raise ActorDiedError
 
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token")
-    monkeypatch.setattr(tuning, "find_progress_actor", gone)
-    monkeypatch.setattr(tuning, "trial_progress", gone)
+    monkeypatch.setattr(progress, "find_progress_actor", gone)
     assignment = assignment_in(tmp_path)
     assignment.log_folder.mkdir(parents=True)
     (assignment.log_folder / "worker-0.log").write_text("hf_planted_token\n")
