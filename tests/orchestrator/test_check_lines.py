@@ -58,13 +58,12 @@ def test_the_phase_that_a_trial_is_in_is_told_while_it_runs(monkeypatch: pytest.
     class Ended(Exception):
         pass
 
-    def attempted(assignment: object, on_phase: Callable[[float, str], None], servers: object) -> None:
+    def attempted(subject: object, servers: object, *, on_phase: Callable[[float, str], None], **own: object) -> None:
         on_phase(12.3, "warming-up")
         raise Ended
 
     told: list[str] = []
-    for name, replaced in (("plan_alone", lambda *_, **__: None), ("Assignment", lambda **_: None), ("attempt_alone", attempted)):
-        monkeypatch.setattr(check, name, replaced)
+    monkeypatch.setattr(check, "measured_alone", attempted)
     target: Any = SimpleNamespace(size="only")
     servers: Any = None
     with pytest.raises(Ended):

@@ -73,7 +73,7 @@ def test_temporary_files_where_nothing_compiles_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
-    monkeypatch.setattr(check, "attempt_alone", lambda *arguments: pytest.fail("something ran"))
+    monkeypatch.setattr(check, "measured_alone", lambda *arguments, **own: pytest.fail("something ran"))
     assert check.main(["captioning", "--device", "cpu", "--size", "tiny"]) == 2
     assert "set TMPDIR to another folder" in capsys.readouterr().err
 
@@ -100,7 +100,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     without = replace(fingerprint(), gpu=None, num_gpus=0)
     monkeypatch.setattr(check, "fingerprint", lambda: without)
-    monkeypatch.setattr(check, "attempt_alone", lambda *arguments: pytest.fail("something ran"))
+    monkeypatch.setattr(check, "measured_alone", lambda *arguments, **own: pytest.fail("something ran"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert check.main(words) == 2
     captured = capsys.readouterr()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
@@ -97,5 +97,4 @@ def test_a_board_that_never_answers_holds_up_nobody_for_ever(monkeypatch: pytest
 
     monkeypatch.setattr(progress, "find_progress_actor", lambda: SimpleNamespace(running=SimpleNamespace(remote=lambda: None)))
     monkeypatch.setattr(ray, "get", get)
-    with pytest.raises(RayError):
-        progress.trial_progress("7")
+    assert progress.trial_progress("7") is None
