@@ -1,10 +1,7 @@
-"""Shared by this package's commands: counts and amounts as a person writes them, and files that are written atomically."""
+"""Shared by this package's commands: counts and amounts as a person writes them."""
 
 import math
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -44,19 +41,3 @@ def amount(text: str) -> float:
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"{text!r} is not an amount; write a number of 0 or more")
     return value
-
-
-_NAME_CHARS = 40
-"""Number of characters of a file's name in its temporary name: the file's name may already have the maximum length."""
-
-
-@contextmanager
-def published(path: Path) -> Iterator[Path]:
-    """Gives the block a temporary path, and renames it once all is written: readers see the old file or the new one."""
-    temporary = path.parent / f".{path.name[:_NAME_CHARS]}.{os.getpid()}.tmp"
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):  # if there is no folder, there is nothing to remove
-            temporary.unlink(missing_ok=True)

@@ -18,7 +18,6 @@ from markupsafe import Markup
 from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.decision import Outcome
 from analysis.choose.uncertainty import Attempts
-from analysis.command_line import published
 from analysis.comparison.change_text import TITLES, Cell, cell_of, comparison_markdown, opening, sentences, status_of
 from analysis.comparison.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
 from analysis.comparison.rules import Finding, Rule, check
@@ -30,6 +29,7 @@ from analysis.report import renew_report
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag, Repeated
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
+from compile_sweep.schema.journal import written_whole
 
 PROG = "python -m analysis.compare"
 GATE_FAILED = 1
@@ -95,7 +95,7 @@ def write_comparison(
     try:
         if path.is_dir():
             raise SweepFolderError(f"{path} is a folder; name a file with --output")
-        with published(path) as unfinished:
+        with written_whole(path) as unfinished:
             unfinished.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise SweepFolderError(f"{path} cannot be written ({error.strerror}); name another file with --output") from None

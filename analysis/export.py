@@ -20,7 +20,7 @@ import tyro
 from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
 from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.pareto import standing
-from analysis.command_line import amount, count, published
+from analysis.command_line import amount, count
 from analysis.formatting import number, text
 from analysis.load import load, load_sweep
 from analysis.page.page import RERUN_FILE
@@ -31,6 +31,7 @@ from analysis.training_command import swept_script, training_command
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
+from compile_sweep.schema.journal import written_whole
 from compile_sweep.schema.objectives import Constraint
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import SWEEP_FILE
@@ -240,7 +241,7 @@ def _write(path: Path, contents: str) -> None:
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
     try:
-        with published(path) as unfinished:
+        with written_whole(path) as unfinished:
             write(unfinished)
     except OSError as error:
         why = error.strerror or error  # errors of pandas have no errno

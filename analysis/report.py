@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.command_line import SweepFolder, published
+from analysis.command_line import SweepFolder
 from analysis.page.page import report_page
 from analysis.page.server import ReportServer
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import ConfigError, SweepFolderError
+from compile_sweep.schema.journal import written_whole
 
 PROG = "python -m analysis.report"
 REPORT_FILE = "report.html"
@@ -36,7 +37,7 @@ def write_report(folder: str | Path) -> Path:
     page = report_page(folder)
     path = folder / REPORT_FILE
     try:
-        with published(path) as unfinished:
+        with written_whole(path) as unfinished:
             unfinished.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         advice = "make room" if error.errno == errno.ENOSPC else "make the folder writable"

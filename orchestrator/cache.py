@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from rich.table import Table
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import CacheError, SettingsError
-from compile_sweep.schema.journal import read_regular
+from compile_sweep.schema.journal import read_regular, written_whole
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
 from orchestrator.artifacts.explain import Side, explain, nearest, sentences
@@ -222,13 +222,10 @@ def _export(options: ExportOptions) -> int:
     from compile_sweep.harness.compile_cache.transfer import make_bundle  # loads torch
 
     content = make_bundle(fetched.artifacts)
-    part = options.file.parent / f".{options.file.name}.part"
     try:
-        part.write_bytes(content)
-        part.replace(options.file)
+        with written_whole(options.file) as unfinished:
+            unfinished.write_bytes(content)
     except OSError as error:
-        with suppress(OSError):  # if there is no folder, there is nothing to remove
-            part.unlink(missing_ok=True)
         raise CacheError(f"{options.file} cannot be written ({error.strerror})") from None
     print(f"# {len(fetched.artifacts)} artifacts, {len(content) / 1e6:.1f} MB, SHA-256 {hashlib.sha256(content).hexdigest()}")
     print(three_lines(str(options.file)))

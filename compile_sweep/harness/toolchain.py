@@ -32,6 +32,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from compile_sweep.harness.compile_cache.artifact import ELF_HEAD_BYTES, is_cut_short
 from compile_sweep.own_packages import import_path
+from compile_sweep.schema.journal import written_whole
 
 _COMPILE_SOMETHING = """
 import torch
@@ -86,9 +87,8 @@ def check_vector_instructions() -> None:
     with mock.patch.object(VecISA, "check_build", remembered):
         valid_vec_isa_list()
     if len(known) > before:
-        written = results.with_name(f"{results.name}.{os.getpid()}")
-        written.write_text(json.dumps(known), encoding="utf-8")
-        os.replace(written, results)
+        with written_whole(results) as unfinished:
+            unfinished.write_text(json.dumps(known), encoding="utf-8")
 
 
 def link_cpp_headers(headers: Path) -> None:

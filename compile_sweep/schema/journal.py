@@ -13,6 +13,7 @@ import math
 import os
 import re
 import stat
+import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -186,6 +187,22 @@ class Tail(Generic[Record]):
         added = added[: added.rfind(b"\n") + 1]  # the rest is an unfinished line
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
+
+
+_NAME_CHARS = 40
+"""Number of characters of a file's name in its temporary name: the file's name may already have the maximum length."""
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Gives the block a temporary path, and renames it once all is written: readers see the old file or the new one."""
+    temporary = path.parent / f".{path.name[:_NAME_CHARS]}.{uuid.uuid4().hex}.tmp"
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):  # if there is no folder, there is nothing to remove
+            temporary.unlink(missing_ok=True)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -20,6 +20,7 @@ import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from compile_sweep.contract.installed_torch import private
+from compile_sweep.schema.journal import written_whole
 from compile_sweep.script.monkeypatch import replaced
 
 _worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")  # what the processes of a DataLoader run
@@ -124,9 +125,8 @@ class Reporting:
             nonlocal has_reported
             if not has_reported:
                 has_reported = True
-                written = self._report.with_name(f"{self._report.name}-{os.getpid()}")
-                written.write_text(_elsewhere(self._process), encoding="utf-8")
-                os.replace(written, self._report)
+                with written_whole(self._report) as unfinished:
+                    unfinished.write_text(_elsewhere(self._process), encoding="utf-8")
 
         def reporting(backward: Callable[..., None]) -> Callable[..., None]:
             def reported(*args: Any, **kwargs: Any) -> None:

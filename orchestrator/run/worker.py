@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 from compile_sweep.child_process import freeze_imports, only_in_this_process
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
+from compile_sweep.schema.journal import written_whole
 from compile_sweep.schema.outcome import Phase, is_let_down
 from compile_sweep.script.job import ScriptError, ScriptJob
 from compile_sweep.script.trial import FreshProcess, RunFailed, ScriptTrial, StartRun
@@ -240,6 +241,14 @@ def _measure(
         if phase is Phase.WARMING_UP:
             gauge.start()
 
+    def of_host() -> dict[str, Any]:
+        return {
+            "environment_key": environment.fingerprint().key,
+            "cores": len(cpus),
+            "cpu_pressure": cpu_pressure,
+            "gpu_neighbours": told_by_all(gpu_neighbours),  # a process on any worker's GPU slows all workers
+        }
+
     if plan.prunes:
         parent.watch_stop_requests(log)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.use_gpu else torch.device("cpu")
@@ -248,26 +257,8 @@ def _measure(
         os.environ.update(plan.threads)
         sharing = Sharing(assignment, None, parent.rank)
         sharing.restore(deadline - time.monotonic())
-        found = _measure_script(
-            assignment,
-            sharing,
-            scratch=scratch,
-            rank=parent.rank,
-            cpus=cpus,
-            device=device,
-            start=parent.runs_of_scripts,
-            on_phase=on_phase,
-            on_early=parent.report_early_figures,
-        )
-        return {
-            **found,
-            **sharing.figures(found),
-            **sharing.publish(deadline - time.monotonic()),
-            "environment_key": environment.fingerprint().key,
-            "cores": len(cpus),
-            "cpu_pressure": cpu_pressure,
-            "gpu_neighbours": told_by_all(gpu_neighbours),
-        }
+        found = _measure_script(assignment, parent, sharing, scratch, cpus, device, on_phase)
+        return {**found, **sharing.figures(found), **sharing.publish(deadline - time.monotonic()), **of_host()}
     workload = import_workload(plan.workload, plan.python_path)(plan.size, plan.seed)
     gc.enable()
     freeze_imports()  # the one collection also lets a compile find the heap in the same state as long after the imports
@@ -294,40 +285,27 @@ def _measure(
                 on_early=parent.report_early_figures,
             )
     sys.stdout = sys.stderr = log  # the workload may have closed these streams or replaced them with None
-    neighbors = told_by_all(gpu_neighbours)  # a process on any worker's GPU slows all workers
-    figures = {**measured.to_dict(), **sharing.figures(measured), **sharing.publish(deadline - time.monotonic())}
+    figures = {**of_host(), **measured.to_dict(), **sharing.figures(measured), **sharing.publish(deadline - time.monotonic())}
     if plan.largest_batch and not plan.warm_start:
         figures |= _largest_batch(workload, prepared, figures["findings"], deadline - time.monotonic())
-    return {
-        **figures,
-        "environment_key": environment.fingerprint().key,
-        "cores": len(cpus),
-        "cpu_pressure": cpu_pressure,
-        "gpu_neighbours": neighbors,
-        **(
-            {"targets": prepared.targets, "graphs_without_code": repeated.without_code if repeated else 0}
-            if plan.explains
-            else {}
-        ),
-    }
+    if plan.explains:
+        figures |= {"targets": prepared.targets, "graphs_without_code": repeated.without_code if repeated else 0}
+    return figures
 
 
 def _measure_script(
     assignment: Assignment,
+    parent: Parent,
     sharing: Sharing,
-    *,
     scratch: Path,
-    rank: int,
     cpus: Sequence[int],
     device: Any,
-    start: StartRun | None,
     on_phase: Callable[[Phase], None],
-    on_early: Callable[[dict[str, float]], None],
 ) -> dict[str, Any]:
     """Measures the plan's script under the assignment's settings; returns figures of a record."""
     from compile_sweep.harness.distributed import agreed, by_rank
 
-    plan = assignment.plan
+    plan, rank = assignment.plan, parent.rank
     assert plan.script is not None
     base = scratch / f"script-{rank}"
     base.mkdir(parents=True)
@@ -357,9 +335,9 @@ def _measure_script(
         is_first=rank == 0,
         rendezvous=rendezvous,
         agree=lambda decision: agreed(decision, device),
-        start=start or FreshProcess,
+        start=parent.runs_of_scripts or FreshProcess,
         on_phase=on_phase,
-        on_early=on_early,
+        on_early=parent.report_early_figures,
     )
     try:
         found = trial.run()
@@ -474,7 +452,8 @@ class ForkedParent:
         told = self._port_file
         if self.rank == 0:
             told.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(told, str(serve(_LOOPBACK, plan.num_workers, _GROUP_TIMEOUT_S)))
+            with written_whole(told) as unfinished:
+                unfinished.write_text(str(serve(_LOOPBACK, plan.num_workers, _GROUP_TIMEOUT_S)), encoding="ascii")
         while not told.exists():
             time.sleep(_PORT_POLL_S)
         join(
@@ -514,7 +493,8 @@ def run_forked(order: Order, cpus: tuple[int, ...], said: str) -> NoReturn:
             outcome: dict[str, Any] = {"figures": work(assignment, parent, said)}
         except MeasurementFailed as error:
             outcome = {"error_type": error.error_type, "error_text": error.text, "error_is_compilers": error.from_compiler}
-    _write_whole(Path(order.folder) / OUTCOME, json.dumps(outcome))
+    with written_whole(Path(order.folder) / OUTCOME) as unfinished:
+        unfinished.write_text(json.dumps(outcome), encoding="utf-8")
     while assignment.plan.num_workers > 1:
         signal.pause()  # until all workers have ended and are killed: leaving earlier could take data that others still need
     os._exit(0)  # a workload's threads and exit handlers must neither lose nor delay the result
@@ -539,12 +519,6 @@ def run_script_forked(order: Order, assignment: str) -> NoReturn:
         del sys.modules[name]  # the script may import a package of its own that is called so
     main(Path(assignment))
     os._exit(1)  # not reached
-
-
-def _write_whole(path: Path, text: str) -> None:
-    written = path.with_name(f"{path.name}.new")
-    written.write_text(text, encoding="utf-8")
-    os.replace(written, path)
 
 
 def _renew_process_state() -> None:

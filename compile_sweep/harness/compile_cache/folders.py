@@ -31,6 +31,7 @@ from torch._inductor.codecache import sha256_hash
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
+from compile_sweep.schema.journal import written_whole
 
 
 class ArtifactKind(StrEnum):
@@ -285,9 +286,8 @@ def _write_file(path: Path, content: bytes, *, replace: bool = False) -> None:
     if path.exists() and not replace:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    with written_whole(path) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def _threads() -> ThreadPoolExecutor:
