@@ -219,8 +219,8 @@ BAD_INPUT: Mapping[str, Sequence[str]] = {
         f"simulate {CAPTIONING} --searcher gian",
         f"simulate {CAPTIONING} --constraint compile_s<=0",
         f"simulate {CAPTIONING} --stop soon",
-        "tables nowhere there",
-        "tables",
+        "benchmarks.search.make_table nowhere there",
+        "benchmarks.search.make_table",
     ],
     "bad_input/analysis.txt": [
         "report",
@@ -271,7 +271,7 @@ RESULTS: Mapping[str, Sequence[str]] = {
         f"simulate {GAIN} --searcher tpe nsga2 gp --seeds 1",
         f"simulate {GAIN} --searcher random gain --seeds 3 --prune --at-once 2 --constraint compile_s<=60",
         f"simulate {CAPTIONING} --searcher gain --seeds 2 --stop 'front stable for 6 trials' --objective samples_per_s:max",
-        f"tables {CAPTIONING} table",
+        f"benchmarks.search.make_table {CAPTIONING} table",
         "simulate table --searcher random --seeds 1 --gpu-budget-s 3000 --target 0.9",
     ],
 }
