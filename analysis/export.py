@@ -22,9 +22,9 @@ from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.pareto import standing
 from analysis.command_line import amount, count
 from analysis.formatting import number, text
-from analysis.load import load, load_sweep
+from analysis.load import load, load_for_analysis, load_sweep
 from analysis.page.page import RERUN_FILE
-from analysis.recommend import JobOptions, job_of, recommend, sentences, trials_of
+from analysis.recommend import JobOptions, job_of, recommend, sentences
 from analysis.report import renew_report
 from analysis.table import markdown_table
 from analysis.training_command import swept_script, training_command
@@ -192,7 +192,7 @@ def _asked(told: Options) -> tuple[Job, list[Constraint]]:
 
 
 def _chosen(told: Options, job: Job, bounds: Sequence[Constraint]) -> tuple[pd.Series, list[str], Job | None]:
-    df, attempts = trials_of(told)
+    df, attempts = load_for_analysis(told.folder)
     if (name := told.chosen or told.setting) is not None:
         trial = _asked_for(df, find_setting(setting_ids(attempts["settings_key"]), name) or name)
         return trial, [f"The requested setting: “{trial['setting_name']}”."], None

@@ -247,16 +247,11 @@ def job_of(told: JobOptions, steps: int) -> Job:
     )
 
 
-def trials_of(told: JobOptions) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the trials and all attempts of the sweep in the options."""
-    return load_for_analysis(told.folder)
-
-
 def _command(told: Options) -> int:
     lengths = [count(text) for text in told.steps] if told.steps else list(_LENGTHS)
     jobs = [job_of(told, steps) for steps in lengths]
     constraints = [Constraint.parse(text) for text in told.constraint]
-    df, attempts = trials_of(told)
+    df, attempts = load_for_analysis(told.folder)
     found = [recommend(df, job, constraints=constraints, attempts=attempts) for job in jobs]
     if told.markdown:
         print(recommendation_markdown(found), end="")

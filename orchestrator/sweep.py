@@ -249,7 +249,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     remarks = [*analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
     printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
-        printed.show_search(console, search.outcome(), search.complaint())
+        say(console, *filter(None, (search.outcome(), search.complaint())))
     if config.script is not None:
         say(console, *findings_lines(dict(zip(trials["settings_key"], trials["findings"], strict=True))))
     undone = stages.undone(interrupted=interrupted)

@@ -68,7 +68,7 @@ def effects(df: pd.DataFrame, *, attempts: pd.DataFrame | None = None) -> list[E
 
     Several pairs of the same change are averaged; the interval includes each trial's uncertainty and the pairs' disagreement.
     """
-    trials = _measured(df, "samples_per_s").reset_index(drop=True)
+    trials = usable(standing(df), "samples_per_s").reset_index(drop=True)
     if trials.empty:
         return []
     figures = _Figures(trials, attempts if attempts is not None else df)
@@ -147,10 +147,6 @@ def _mean(values: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> Diff
         half = max(half, float(stdtrit(len(values) - 1, 0.975)) * float(values.std(ddof=1)) / math.sqrt(len(values)))
     mean = float(values.mean())
     return Difference(mean, mean - half, mean + half)
-
-
-def _measured(df: pd.DataFrame, name: str) -> pd.DataFrame:
-    return usable(standing(df), name)
 
 
 def _choices(key: str) -> dict[str, str]:

@@ -116,8 +116,8 @@ def noise(attempts: Attempts, name: str) -> Noise:
             memory on a CPU.
     """
     sweeps = [attempts] if isinstance(attempts, pd.DataFrame) else attempts
-    is_on_cpu, usual = any(map(_is_on_cpu, sweeps)), USUAL.get(name, EXACT)
-    is_rate_of_script = usual is _RATE and any(map(_is_of_script, sweeps))
+    is_on_cpu, usual = _any_is(sweeps, "device", _CPU), USUAL.get(name, EXACT)
+    is_rate_of_script = usual is _RATE and _any_is(sweeps, "pipeline", _SCRIPT)
     if is_on_cpu and (name == _MEMORY or is_rate_of_script):
         usual = RESIDENT if name == _MEMORY else SCRIPT_ON_CPU
     groups = [values for sweep in sweeps for values in _repeated(sweep, name)]
@@ -184,12 +184,8 @@ def drawn(
     return found
 
 
-def _is_on_cpu(attempts: pd.DataFrame) -> bool:
-    return "device" in attempts and bool((attempts["device"] == _CPU).fillna(False).any())
-
-
-def _is_of_script(attempts: pd.DataFrame) -> bool:
-    return "pipeline" in attempts and bool((attempts["pipeline"] == _SCRIPT).fillna(False).any())
+def _any_is(sweeps: Sequence[pd.DataFrame], name: str, value: str) -> bool:
+    return any(name in attempts and bool((attempts[name] == value).fillna(False).any()) for attempts in sweeps)
 
 
 def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]]:

@@ -22,7 +22,7 @@ from analysis.choose.break_even import (
     samples_per_step,
 )
 from analysis.decision_text import on_batches, words_of_baseline
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
+from analysis.figures.chart_style import DASHES, LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import notable, row_hover
 from analysis.formatting import duration, figure, number
 from compile_sweep.schema.errors import ConfigError
@@ -31,7 +31,6 @@ from compile_sweep.schema.settings import Scope
 MIN_STEPS, MAX_STEPS = 100, 10_000_000  # range of job lengths that are drawn
 _CURVE_POINTS = 81
 _MOST_SETTINGS = 40
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT_PX = 460
 _MARGIN_PX = {"l": 84, "t": 30, "b": 64, "r": 290}
 _HIGHEST = 2
@@ -151,7 +150,7 @@ def break_even_figure(info: BreakEvenInfo) -> go.Figure:
     ]
     for place, one in enumerate(info.settings):
         like = [other for other in shown if info.settings[other].scope is one.scope]
-        dash = _DASHES[(like.index(place) if place in like else len(like)) % len(_DASHES)]
+        dash = DASHES[(like.index(place) if place in like else len(like)) % len(DASHES)]
         chart.add_trace(_curve(place, one, base, steps, dash).update(visible=place in shown))
     ends = [float(chart.data[place].y[-1]) for place in shown]
     heights = [

@@ -41,6 +41,9 @@ PHASE_COLORS = {
 white.
 """
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Of lines with one scope, which have one color."""
+
 LINE_COLOR = "#8a8a8a"
 PAPER = "#ffffff"
 INK = "#1f2328"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pandas as pd
 import plotly.graph_objects as go
 
-from analysis.figures.chart_style import LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
+from analysis.figures.chart_style import DASHES, LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import gib, number
 from compile_sweep.schema.batch_memory import by_size
@@ -14,8 +14,6 @@ from compile_sweep.schema.settings import Scope
 _MOST_BARS = 12
 _MOST_CURVES = 6
 _BATCHES_PX = 480
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Of settings with one scope, which have one color."""
 _GIB = 2**30
 _RESERVED_COLOR, _COMPILING_COLOR, _POOL_COLOR = "#C48600", "#B8649A", "#4499D0"
 
@@ -180,7 +178,7 @@ def batch_memory_figure(info: BatchMemoryInfo) -> go.Figure:
     chart.update_yaxes(range=[0, 1.1 * max(limit, highest / _GIB)], title_text="peak memory (GiB)")
     for place, curve in enumerate(info.curves):
         before = sum(other.scope is curve.scope for other in info.curves[:place])
-        chart.add_traces([_curve(curve, _DASHES[before % len(_DASHES)]), _crosses(curve, limit)])
+        chart.add_traces([_curve(curve, DASHES[before % len(DASHES)]), _crosses(curve, limit)])
     if info.device_bytes:
         chart.add_hline(y=limit, line={"color": LINE_COLOR, "dash": "dash", "width": 1.5})
     return chart

@@ -33,16 +33,14 @@ from compile_sweep.contract.batch_changes import (
 )
 from compile_sweep.contract.batches import BatchesOf, Structure, another_object, flatten, one_structure, takes
 from compile_sweep.contract.inspect_model import (
-    HOOKS,
+    FirstForward,
     copied,
     find_dynamic_arguments,
     find_reused_modules,
-    first_forward_changes,
     initialize_lazy_weights,
     preferred_memory_format,
-    remarks_on_first_forward,
     repeated_blocks,
-    set_configuration,
+    run_first_forward,
 )
 from compile_sweep.contract.model_and_loss import (
     MODEL,
@@ -209,7 +207,7 @@ class ModelWorkload(Workload):
         self._uses: TensorUses | None = None
         self._reused: list[str] | None = None
         self._parts: list[str] | None = None
-        self._first_changes: dict[tuple[str, int], Any] | None = None
+        self._first_forward: FirstForward | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = self._found_changes()
         for name in sorted(self.pad_with.keys() - (names := in_any(self.raw_batches(0))).keys()):
@@ -276,13 +274,13 @@ class ModelWorkload(Workload):
         if any(weights.is_meta for weights in model.parameters()):
             return model
         raw = min(self.raw_batches(0), key=self.length_of)
-        if self._first_changes is None:
+        if self._first_forward is None:
             other = copied(model)
-            self._first_changes = first_forward_changes(other, raw, on_shapes=True) if other is not None else {}
-        if HOOKS in self._first_changes:
-            first_forward_changes(model, raw, on_shapes=False)
+            self._first_forward = FirstForward() if other is None else run_first_forward(other, raw, on_shapes=True)
+        if self._first_forward.installs_hooks:
+            run_first_forward(model, raw, on_shapes=False)
         else:
-            set_configuration(model, self._first_changes)
+            self._first_forward.configure(model)
         return model
 
     def memory_format(self) -> MemoryFormat | None:
@@ -497,9 +495,9 @@ class ModelWorkload(Workload):
 
     def remarks(self, policy: ShapePolicy | None = None) -> Sequence[str]:
         kinds = remark_on_kinds(self.raw_batches(0))
-        if self._first_changes is None:
+        if self._first_forward is None:
             self.build_model()
-        first = remarks_on_first_forward(self._first_changes or {})
+        first = [] if self._first_forward is None else self._first_forward.remarks()
         lengths = self._changes.lengths if policy and self.pads else ()
         pads = policy is not None and any(policy.padded(length) != length for length in lengths)
         return [*self._remarks[0], *kinds, *first, *(self.padding_lines() if pads else ())]

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -254,13 +255,29 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
     return [name for name in often if not any(name.startswith(f"{other}.") for other in often)]
 
 
-HOOKS = "", -1  # what a first forward changes, if it installs hooks or forwards
+class FirstForward(NamedTuple):
+    """What a model's first forward changes."""
+
+    installs_hooks: bool = False
+    """Whether it installs hooks, or replaces the forward of a module."""
+    configuration: Mapping[tuple[str, int], Any] = MappingProxyType({})
+    """Values that it sets in the model's configurations, by name and number of the configuration."""
+
+    def configure(self, model: nn.Module) -> None:
+        """Sets these values in another copy of the model."""
+        configs = _configs(model)
+        for (name, number), value in self.configuration.items():
+            setattr(configs[number], name, value)
+
+    def remarks(self) -> list[str]:
+        """Says what is done in advance because the first forward would do it."""
+        hooks = ["runs the model once before anything is compiled: its first forward installs hooks"] * self.installs_hooks
+        named = " and ".join(f"config.{name}" for name, _ in self.configuration)
+        return [*hooks, f"sets {named} before anything is compiled, as the model's first forward would"] if named else hooks
 
 
-def first_forward_changes(
-    model: nn.Module, batch: Mapping[str, Tensor], *, on_shapes: bool
-) -> dict[tuple[str, int], bool | int | float | str | None]:
-    """Runs the model once, without dropout, and returns what that changes: `HOOKS`, and values by name and number of the config.
+def run_first_forward(model: nn.Module, batch: Mapping[str, Tensor], *, on_shapes: bool) -> FirstForward:
+    """Runs the model once, without dropout, and returns what that changes.
 
     Args:
         model: Takes a batch's tensors by name. Its gradients and its mode are restored.
@@ -273,27 +290,13 @@ def first_forward_changes(
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             _run_on_shapes(model, batch) if on_shapes else model(**batch)
     except Exception:  # the model does not run; its first step will say why
-        return {}
+        return FirstForward()
     finally:
         for module, mode in training.items():
             module.training = mode
         model.zero_grad(set_to_none=True)
-    hooks = {HOOKS: None} if any(attached.get(name, now) != now for name, now in _attached(model).items()) else {}
-    return hooks | {at: value for at, value in _configuration(model).items() if repr(configured.get(at, value)) != repr(value)}
-
-
-def set_configuration(model: nn.Module, changes: Mapping[tuple[str, int], Any]) -> None:
-    """Sets the values that a first forward would set."""
-    configs = _configs(model)
-    for (name, number), value in changes.items():
-        setattr(configs[number], name, value)
-
-
-def remarks_on_first_forward(changes: Mapping[tuple[str, int], Any]) -> list[str]:
-    """Says what is done in advance because the first forward would do it."""
-    hooks = ["runs the model once before anything is compiled: its first forward installs hooks"] if HOOKS in changes else []
-    named = " and ".join(f"config.{name}" for name, _ in changes if name)
-    return [*hooks, f"sets {named} before anything is compiled, as the model's first forward would"] if named else hooks
+    changed = {at: value for at, value in _configuration(model).items() if repr(configured.get(at, value)) != repr(value)}
+    return FirstForward(any(attached.get(name, now) != now for name, now in _attached(model).items()), changed)
 
 
 def initialize_lazy_weights(model: nn.Module, batch: Mapping[str, Tensor]) -> None:

@@ -43,3 +43,8 @@ def spreadsheet_cell(text: str) -> str:
 
 def _is_space(one: str) -> bool:
     return unicodedata.category(one) == "Zs"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: 1 trial, 2 trials."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

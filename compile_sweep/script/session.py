@@ -177,17 +177,13 @@ class Session:
         self._compiles, self._compiled_at = 0, 0
         self._compiled_in_pass = False
         self._timed = -1
-        self._is_over = False
+        self.is_over = False
+        """Whether everything is found, or there is an error."""
 
     @property
     def found(self) -> Discovery:
         """What was discovered so far."""
         return self._watch.found
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everything is found, or there is an error."""
-        return self._is_over
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -222,11 +218,11 @@ class Session:
 
     def finish_early(self) -> bool:
         """Finishes when the script has ended by itself, with what was timed. Returns whether everything is found."""
-        if self.stream is not None and not self._is_over and self._clock is not None and self._timed >= 0:
+        if self.stream is not None and not self.is_over and self._clock is not None and self._timed >= 0:
             self.stream.take(self._clock.stop(), are_last=True)
             if len(self.stream.passes) > 1:
                 self._end(stops=False)
-        return self._is_over
+        return self.is_over
 
     @property
     def is_functional(self) -> bool:
@@ -376,7 +372,7 @@ class Session:
         """An optimizer has stepped: the anchor, or one that the script made later, as when it unfreezes layers."""
         if self.processes.is_fork:
             return
-        if self._is_over:  # the script caught what was to end it
+        if self.is_over:  # the script caught what was to end it
             leave()
         if optimizer is not self._anchor:
             if any(optimizer is known for known in self.found.optimizers):
@@ -400,7 +396,7 @@ class Session:
         return any(id(weights) in trained for group in optimizer.param_groups for weights in group["params"])
 
     def _step(self) -> None:
-        if self._is_over:  # the script caught the exception that should have ended it
+        if self.is_over:  # the script caught the exception that should have ended it
             leave()
         losses = self._step_losses[:]
         self._step_losses.clear()
@@ -506,7 +502,7 @@ class Session:
         self._over(stops=True)
 
     def _over(self, *, stops: bool) -> None:
-        self._is_over = True
+        self.is_over = True
         self._on_over(self)
         if stops:
             raise Stop

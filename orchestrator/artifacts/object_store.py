@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -33,12 +33,8 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 Result = TypeVar("Result")
 
 
-def normalized(location: str) -> str:
-    """Returns a cache's URI in a form that means the same from any working directory; raises CacheError if none can be there."""
-    try:
-        return filesystem.normalized(location)
-    except ValueError as error:
-        raise CacheError(f"no artifacts {error}") from None
+normalized = partial(filesystem.normalized, what="artifacts", refused=CacheError)
+"""Returns a cache's location in a form that means the same in any folder."""
 
 
 def refuse_no_folder(location: str) -> None:

@@ -11,7 +11,7 @@ many as they are bound to, and the pressure is W / (K dt), at most 1. One thread
 0.5. Sixteen threads on sixteen cores, each sharing its core this way: also 0.5, not 8. A main thread that waits for the GPU half
 of the time: 0.
 
-Limits: threads that start and end between two samples are missed. Without schedstat, the host's PSI is used.
+Limits: threads that start and end between two samples are missed. Without schedstat, the pressure is not known.
 """
 
 import os
@@ -43,11 +43,9 @@ class PressureGauge:
         self._seen: _ThreadTimes = {}
         self._sampled_at = 0.0
         self._ran_s = self._pressed_s = self._span_s = 0.0
-        self._host_before: float | None = None
 
     def start(self) -> None:
         """Starts sampling."""
-        self._host_before = _host_stall_s()
         self._seen, self._sampled_at = _thread_times(os.getpid()), time.monotonic()
         self._thread.start()
 
@@ -56,12 +54,7 @@ class PressureGauge:
         self._ended.set()
         self._thread.join()
         self._sample()
-        if self._ran_s > 0:
-            return self._pressed_s / self._span_s
-        host_now = _host_stall_s()
-        if host_now is None or self._host_before is None:
-            return None
-        return min(1.0, (host_now - self._host_before) / self._span_s)
+        return self._pressed_s / self._span_s if self._ran_s > 0 else None
 
     def _watch(self) -> None:
         while not self._ended.wait(_SAMPLE_INTERVAL_S):
@@ -127,12 +120,3 @@ def process_tree(root: int) -> set[int]:
         tree.update(new)
         waiting.extend(new)
     return tree
-
-
-def _host_stall_s() -> float | None:
-    """Returns the seconds of the host's "some" CPU pressure since boot; None if the kernel does not count it."""
-    try:
-        text = (_PROC / "pressure" / "cpu").read_text(encoding="ascii")
-        return int(text.splitlines()[0].rpartition("total=")[2]) / 1e6
-    except (OSError, ValueError, IndexError):
-        return None

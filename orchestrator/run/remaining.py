@@ -9,6 +9,7 @@ from itertools import dropwhile
 from compile_sweep.schema.outcome import LOST_TO_MACHINES, Label, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, standing
 from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.visible_text import counted
 from orchestrator.config import REDIS, CachePolicy, SweepConfig
 
 
@@ -80,18 +81,15 @@ def announced_cold(settings: Sequence[CompileSettings]) -> str:
     """Says, in one line, what is measured again cold, and why."""
     names = "; ".join(setting.label for setting in settings)
     return (
-        f"measuring {_counted(settings)} again, cold, because restored caches only tell about what a cold compile takes: {names}"
+        f"measuring {counted(len(settings), 'member')} of the front again, cold, because restored caches only tell about what a "
+        f"cold compile takes: {names}"
     )
 
 
 def announced_starts(settings: Sequence[CompileSettings]) -> str:
     """Says, in one line, what is started again from its artifacts."""
     names = "; ".join(setting.label for setting in settings)
-    return f"starting {_counted(settings)} in a fresh process each, from its own artifacts: {names}"
-
-
-def _counted(members: Sequence[object]) -> str:
-    return f"{len(members)} member{'' if len(members) == 1 else 's'} of the front"
+    return f"starting {counted(len(settings), 'member')} of the front in a fresh process each, from its own artifacts: {names}"
 
 
 MOST_ROUNDS = 3

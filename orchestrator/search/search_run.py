@@ -14,6 +14,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import counted
 from orchestrator.config import Device, SweepConfig
 from orchestrator.environment import Environment
 from orchestrator.plan.estimates import expected_s
@@ -184,7 +185,7 @@ class Search:
         which = "no other setting" if all_fit else "no setting that fits in what is left of the budget"
         nothing = f"{which} is expected to gain anything worth a trial" if num_left else "there is nothing left to try"
         why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else nothing)
-        words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+        words = f"the search ended after {counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if not num_left or not np.isfinite(gain := search.forecast(_AN_HOUR_S)):
             return words
         about = f"about {gain:.0%}" if gain >= 0.01 else "less than 1%"
@@ -212,7 +213,7 @@ class Search:
         why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else "there is nothing left to try")
         if isinstance(self.proposer, LeverSearch):
             return self._outcome_of_levers(self.proposer)
-        words = f"the search ended after {_counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+        words = f"the search ended after {counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
         if (left := self.left()) is not None and np.isfinite(left.by_one):
             adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"
             words += f"; of those not tried the best is expected to {adds} the hypervolume"
@@ -246,7 +247,3 @@ def planned_steps(config: SweepConfig, facts: WorkloadFacts, done: Sequence[Tria
     budgets = (config.time_budget_s, config.search.gpu_budget_s, float("inf"))
     budget = min(budget for budget in budgets if budget is not None) - sum(step.seconds for step in again)
     return [*search.plan(budget)[: config.search.num_trials], *again]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, FileSystem, FileType, S3FileSystem, resolve_s3_region
 
 from compile_sweep.schema import redact
+from compile_sweep.schema.errors import CompileSweepError
 
 SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 BUCKET_SCHEMES = ("s3", "gs", "gcs")
@@ -22,23 +23,23 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 _GCS_PATIENCE_S = 12  # as long as three tries of 4 s on S3
 
 
-def normalized(location: str) -> str:
-    """Returns a URI or folder in a form that means the same in any folder; raises ValueError if it cannot hold files."""
+def normalized(location: str, *, what: str, refused: type[CompileSweepError]) -> str:
+    """Returns a URI or folder in a form that means the same in any folder; raises `refused` if `what` cannot be kept there."""
     if not location.strip():
-        raise ValueError("can be kept at an empty location; name a folder or a URI")
+        raise refused(f"no {what} can be kept at an empty location; name a folder or a URI")
     scheme, colon, _ = location.partition("://")
     if not colon:
         try:
             return str(Path(location).expanduser().absolute())
         except RuntimeError:
-            raise ValueError(f"can be kept at {location}: there is no such user; name a folder or a URI") from None
+            raise refused(f"no {what} can be kept at {location}: there is no such user; name a folder or a URI") from None
     if scheme in BUCKET_SCHEMES and not re.split(r"[/?]", without_credentials(location).partition("://")[2], maxsplit=1)[0]:
-        raise ValueError(
-            f"can be kept at {without_credentials(location)}: it names no bucket; write it like {scheme}://bucket/folder"
+        raise refused(
+            f"no {what} can be kept at {without_credentials(location)}: it names no bucket; write it like {scheme}://bucket/folder"
         )
     if scheme in SCHEMES or (scheme.startswith(FSSPEC) and scheme != FSSPEC):
         return location
-    raise ValueError(f"can be kept at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
+    raise refused(f"no {what} can be kept at {without_credentials(location)}; use a folder, s3://, gs://, or {FSSPEC}scheme://")
 
 
 def opened(uri: str) -> tuple[FileSystem, str]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
@@ -44,12 +44,8 @@ _RESTS = 4
 State = tuple[int, int]  # state of a file when it was copied: its modification time in ns and its size in bytes
 
 
-def normalized(location: str) -> str:
-    """Returns a storage's location in a form that means the same in any folder; raises StorageError if it cannot be one."""
-    try:
-        return filesystem.normalized(location)
-    except ValueError as error:
-        raise StorageError(f"no results {error}") from None
+normalized = partial(filesystem.normalized, what="results", refused=StorageError)
+"""Returns a storage's location in a form that means the same in any folder."""
 
 
 def below(base: str, name: str) -> str:

@@ -161,11 +161,6 @@ def show_commands(console: Console, commands: Mapping[str, str]) -> None:
         say(console, *([f"  {command:{width}}  # {purpose}"] if fits else [f"  # {purpose}", f"  {command}"]))
 
 
-def show_search(console: Console, outcome: str, complaint: str | None) -> None:
-    """Prints how a search ended and, if anything is wrong with its aims, what."""
-    say(console, *filter(None, (outcome, complaint)))
-
-
 def show_rest(console: Console, undone: str | None, again: str) -> None:
     """Prints the command that continues, and what it would do first if that is not the search that was just described."""
     words = f"{undone or 'some settings were not tried'}; go on with: {again}"

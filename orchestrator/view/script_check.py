@@ -24,6 +24,7 @@ from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.outcome import Phase, Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import counted
 from compile_sweep.script.job import ScriptJob
 from orchestrator.config import Device
 from orchestrator.guard.scratch_folders import compile_cache_env
@@ -307,11 +308,7 @@ def _time(ms: float) -> str:
 
 def _graphs(found: Mapping[str, Any]) -> str:
     breaks = len(set(found["graph_break_reasons"]))
-    return f"{_number(found['graphs'], 'graph')}, {_number(breaks, 'graph break') if breaks else 'no graph breaks'}"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{counted(found['graphs'], 'graph')}, {counted(breaks, 'graph break') if breaks else 'no graph breaks'}"
 
 
 def _record(setting: CompileSettings, found: Mapping[str, Any], wall_s: float) -> TrialRecord:

@@ -78,20 +78,6 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.alone
-def test_the_hosts_pressure_is_taken_where_threads_are_not_accounted_for(proc: Path) -> None:
-    (proc / "pressure").mkdir()
-    text = "some avg10=0.00 avg60=0.29 avg300=1.23 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
-    (proc / "pressure" / "cpu").write_text(text.format(5_000_000))
-    gauge = PressureGauge(cores=1)
-    gauge.start()
-    began = time.monotonic()
-    time.sleep(0.2)
-    (proc / "pressure" / "cpu").write_text(text.format(5_100_000))
-    found = gauge.stop()
-    assert found == pytest.approx(0.1 / (time.monotonic() - began), rel=0.2)
-
-
 def test_pressure_is_not_known_where_the_kernel_says_nothing(proc: Path) -> None:
     gauge = PressureGauge(cores=1)
     gauge.start()
