@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from compile_sweep.contract.installed_torch import config_module, torch_version
-from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.harness.diagnostics.coverage import Expectation, shared_code, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
@@ -410,18 +410,19 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
 
 def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
     """Returns what must be compiled and captured for the settings to be believed; call it before they are applied."""
-    targets: dict[str, Callable[..., Any]] = {}
+    targets: dict[str, Sequence[Callable[..., Any]]] = {}
     words: list[str] = []
     if settings.scope is not Scope.EAGER:
         words.append(f"scope={settings.scope}")
         for target in found.compiled:
             names = target.blocks if settings.scope is Scope.REGIONAL else [""]
             prefix = f"{target.name}." if len(found.targets) > 1 else ""
-            targets |= {f"{prefix}{name}" or target.name: target.module.get_submodule(name).forward for name in names}
+            targets |= {f"{prefix}{name}" or target.name: [target.module.get_submodule(name).forward] for name in names}
     if settings.optimizer in COMPILED_OPTIMIZERS:
         words.append(f"optimizer={settings.optimizer}")
-        targets |= {f"the step of {type(optimizer).__name__}": type(optimizer).step for optimizer in found.optimizers}
-    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
+        targets |= {f"the step of {type(optimizer).__name__}": steps_of(optimizer) for optimizer in found.optimizers}
+    shared = shared_code(module for target in found.compiled for module in target.module.modules())
+    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, shared=shared)
 
 
 class OwnCompile:

@@ -67,7 +67,7 @@ def test_what_was_converted_is_not_known_without_the_hook(monkeypatch: pytest.Mo
     def without(*missing: str) -> Any:
         return lambda module, name: None if name in missing else private(module, name)
 
-    expected = Expectation(what="scope=full", targets={"layer": nn.Linear(1, 1).forward}, cudagraphs=False)
+    expected = Expectation(what="scope=full", targets={"layer": [nn.Linear(1, 1).forward]}, cudagraphs=False)
     with capture.capture_diagnostics(expected) as found:
         pass
     assert found.fallbacks

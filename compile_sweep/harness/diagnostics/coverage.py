@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -31,22 +31,25 @@ class Expectation:
     """What a run under some settings must compile and capture to be believed."""
 
     what: str  # the settings in words, for the sentence that nothing was compiled; empty if nothing should be
-    targets: Mapping[str, Callable[..., Any]]  # functions that are compiled separately, by their names for a person
+    targets: Mapping[str, Sequence[Callable[..., Any]]]
+    """What is compiled separately, by its name for a person: functions of which at least one is compiled."""
     cudagraphs: bool
+    shared: Mapping[str, str] = field(default_factory=dict)  # as `shared_code` returns it
 
     @classmethod
     def of(cls, prepared: Prepared, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
         """Returns what the prepared settings should compile in this model, before they are applied."""
         settings, inner = prepared.settings, unwrap_ddp(model)
-        targets: dict[str, Callable[..., Any]] = {
-            name: inner.get_submodule(name).forward for name in prepared.compiled_apart(model)
+        targets: dict[str, Sequence[Callable[..., Any]]] = {
+            name: [inner.get_submodule(name).forward] for name in prepared.compiled_apart(model)
         }
         words = [f"scope={settings.scope}"] if settings.scope is not Scope.EAGER else []
         if settings.optimizer in COMPILED_OPTIMIZERS:
             words.append(f"optimizer={settings.optimizer}")
         if settings.optimizer is OptimizerKind.COMPILED and optimizer is not None:
-            targets["the optimizer's step"] = type(optimizer).step
-        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs)
+            targets["the optimizer's step"] = steps_of(optimizer)
+        shared = shared_code(inner.modules())
+        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, shared=shared)
 
     def missed(self, converted: Set[CodeType], graphs: int) -> list[str]:
         """Returns a sentence for each kind of thing that should have been compiled and never was."""
@@ -55,10 +58,34 @@ class Expectation:
         places = {_place(code) for code in converted}
         wrapped = any(module_path(code.co_filename).endswith(_INLINE_WRAPPER) for code in converted)
         missing: dict[str, list[str]] = defaultdict(list)
-        for name, function in self.targets.items():
-            if not _is_converted(function, places, wrapped=wrapped):
-                missing[_owner(function)].append(name)
+        for name, functions in self.targets.items():
+            if not any(_is_converted(function, places, wrapped=wrapped) for function in functions):
+                missing[_owner(functions[0])].append(name)
         return [_sentence(owner, names) for owner, names in missing.items()]
+
+
+def steps_of(optimizer: Optimizer) -> list[Callable[..., Any]]:
+    """Returns the optimizer's step and those that it overrides: torch breaks the graph before each and may compile the last."""
+    return [vars(owner)["step"] for owner in type(optimizer).__mro__ if "step" in vars(owner) and owner is not Optimizer]
+
+
+def shared_code(modules: Iterable[nn.Module]) -> dict[str, str]:
+    """Returns what each forward that several modules have is called, such as `forward of Block (model.py:3)`, by its name alone.
+
+    Dynamo names a function by its code. Where a graph break leaves the loop over the blocks eager, they are compiled one by one.
+    """
+    owners: dict[CodeType, list[str]] = defaultdict(list)
+    for module in modules:
+        for code in {_code(module.forward), _code(inspect.unwrap(module.forward))}:
+            if code is not None:
+                owners[code].append(type(module).__qualname__)
+    found = {}
+    for code, names in owners.items():
+        if len(names) > 1:
+            place = f"({module_path(code.co_filename)}:{code.co_firstlineno})"
+            owner = names[0] if len(set(names)) == 1 else f"{len(set(names))} classes"
+            found[f"{code.co_name} {place}"] = f"{code.co_name} of {owner} {place}"
+    return found
 
 
 _Place = tuple[str, int, str]  # file, first line and name of a code object

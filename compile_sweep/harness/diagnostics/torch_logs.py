@@ -131,7 +131,7 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
     lines = [f"{users.place}{f' in {function_name(users.function)}' if users.function else ''}: {what}"]
     if users.code:
         lines.append(f"code: {users.code}")
-    if seen.place != users.place and not is_torch_internal(seen.path):
+    if seen.place != users.place and (not is_torch_internal(seen.path) or "torch/optim/" in seen.path):
         lines.append(f"inside: {seen.place}")
     breaks_at = users if is_torch_internal(seen.path) else seen
     if _is_package(breaks_at.path) and (library := module_path(breaks_at.path).partition("/")[0]) != "torch":
@@ -229,6 +229,7 @@ _NAMED_IN_CONTEXT = (
     r"unsupported operator: ([\w.]+)",
     r"file matches MOD_SKIPLIST \(\S*/(torch/ao)\)",
     r"^\s+(random_value)_\d+: graph input",
+    r"attempted to jump with (NumpyNdarrayVariable)\(",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
     r"call_function args: [^\n]*?\b(\w*NNModuleVariable)\b",
 )

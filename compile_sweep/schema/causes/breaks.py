@@ -7,6 +7,7 @@ specific ones come first.
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,12 +31,19 @@ _OWN_GENERATOR = (
     "torch's default generator after torch.manual_seed"
 )
 
+_BUILTIN = (
+    "torch.compile cannot trace this function of Python: call it outside the forward, once in __init__ if it always returns the "
+    "same, or write it with torch operators"
+)
+
 NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
 
 FAKE = (
     "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "
     "on a function that returns an empty tensor of the right shape and dtype"
 )
+
+DROPOUT_OF_TENSORS = "x * (torch.rand_like(x) >= p) / (1 - p)"
 
 KL_DIVERGENCE = Cause(
     "KL divergence",
@@ -67,7 +75,7 @@ BREAKS = (
         "k; or draw before the forward and pass the result in as a tensor; pick one of several modules outside compiled code",
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
-        r"|\(random_value\)",
+        r"|\((random_value|NumpyNdarrayVariable)\)",
     ),
     Cause("numpy and scipy", NUMPY, explanation=r"\(numpy\."),
     Cause(
@@ -89,6 +97,14 @@ BREAKS = (
         "assertion by a function",
         "write torch._assert(condition, 'text') as a statement, assert condition, 'text', which stays in the graph",
         explanation=r"\(torch\._assert\)",
+    ),
+    Cause(
+        "tensor in place of a number",
+        "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for "
+        f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask",
+        headline=r"Data dependent operator",
+        explanation=r"`aten\._local_scalar_dense",
+        needs_all=True,
     ),
     Cause(
         "value of a tensor",
@@ -351,17 +367,14 @@ BREAKS = (
         headline=r"numpy function unsupported|ndarray attribute",
         explanation=r"`[^`]*\b(numpy|scipy)[./]|of class `ufunc`",
     ),
+    Cause("untraceable builtin", _BUILTIN, explanation=rf"builtin `({'|'.join(sys.stdlib_module_names)})\."),
     Cause(
         "operator of another library",
         "torch.compile cannot see into this call: move it out of the forward, use torch's own operator, or wrap it with "
         "torch.library.custom_op",
         headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind|no traceable __call__",
     ),
-    Cause(
-        "untraceable builtin",
-        "torch.compile cannot trace this builtin: call it outside the forward, or write it with torch operators",
-        headline=r"builtin operator|arguments for itertools|python_type\(\) call",
-    ),
+    Cause("untraceable builtin", _BUILTIN, headline=r"builtin operator|arguments for itertools|python_type\(\) call"),
 )
 """Causes of graph breaks."""
 
@@ -395,7 +408,7 @@ def cause_of_break(text: str) -> Cause | None:
 def advice_on_break(text: str) -> str | None:
     """Returns what helps against a graph break."""
     head = text.partition("\n")[0]
-    if head.startswith("torch/optim/optimizer.py"):
+    if head.startswith("torch/optim/optimizer.py") or "inside: torch/optim/optimizer.py" in text:
         return _OPTIMIZERS
     if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
         return _DDPS
@@ -429,6 +442,7 @@ _BLOCKS = (
 
 _FALLBACKS = (
     (r"nothing was compiled", "look for torch.compiler.disable, TORCH_COMPILE_DISABLE or a forward that is never called"),
+    (r"\bstep\b.* meant to be compiled", "torch.compile cannot trace this optimizer: leave optimizer=compiled out"),
     (r"meant to be compiled", "its forward is never called, or not through the module: call the module itself, not its parts"),
     (r"error was suppressed", "set torch._dynamo.config.suppress_errors = False to see the error, then fix it"),
     (r"would not convert", "remove the graph break it names; the rest of the function is then compiled"),

@@ -17,8 +17,8 @@ REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of
 
 CHANGED_IN_PLACE = Cause(
     "changed in place before the backward",
-    "compiled code keeps other tensors for its backward than eager: assign a new tensor in place of x.mul_() or "
-    "x.copy_(), or change it after the backward",
+    "the backward needs a tensor that is changed in place, and in compiled code it may need others than in eager: assign a new "
+    "tensor in place of x.mul_() or x.copy_(), or change it after the backward",
     error=r"needed for gradient computation has been modified by an inplace operation",
 )
 
@@ -64,7 +64,7 @@ ERRORS = (
         "custom operator with a wrong fake implementation",
         "the operator that the error names returns a tensor of another size or layout than its register_fake says: make both "
         "the same, return x.new_empty(x.size(1), x.size(0)) for a transpose; torch.library.opcheck(my_op, arguments) tells",
-        error=re.escape(WRONG_FAKE),
+        error=rf"{re.escape(WRONG_FAKE)}|GeneratedBackwardFor_\w+ returned an invalid gradient",
     ),
     CHANGED_IN_PLACE,
     NO_BACKWARD,

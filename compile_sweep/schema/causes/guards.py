@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from compile_sweep.schema.causes.breaks import KL_DIVERGENCE, Cause, cause_of_break
+from compile_sweep.schema.causes.breaks import DROPOUT_OF_TENSORS, KL_DIVERGENCE, Cause, cause_of_break
 from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles
 
 _NEVER_IN_PLACE = (
@@ -16,7 +16,7 @@ _NEVER_IN_PLACE = (
 )
 _IN_A_BUFFER = (
     "keep it in a buffer, self.register_buffer('steps', torch.zeros(())), and change that after the backward or assign a new "
-    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}"
+    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}; dropout takes no tensor p, so write {DROPOUT_OF_TENSORS}"
 )
 
 _MADE_AT_FIRST = (
@@ -42,7 +42,8 @@ GUARDS = (
     Cause(
         "learning rate",
         "the learning rate is a Python number that the optimizer's graph was compiled for: make it a tensor, "
-        "lr=torch.tensor(1e-3), or use a fused or foreach optimizer, which is not compiled",
+        "lr=torch.tensor(1e-3), which torch's schedulers change in place, as your own code must, group['lr'].fill_(rate), or use "
+        "a fused or foreach optimizer, which is not compiled",
         guard=r"\S*param_groups.*\['lr'\]",
     ),
     Cause(
@@ -133,8 +134,8 @@ GUARDS = (
     ),
     Cause(
         "dropout that changes",
-        "torch.compile treats dropout's probability as a constant: write dropout out with a tensor, x * (torch.rand_like(x) "
-        ">= self.p) / (1 - self.p), where self.p is a buffer that is changed after the backward",
+        f"torch.compile treats dropout's probability as a constant: write dropout out with a tensor p, {DROPOUT_OF_TENSORS}, "
+        "kept in a buffer that is changed after the backward",
         guard=r".*drop\w*\.p\b.* == |\S+\.p == 0?\.\d",
     ),
     Cause(
@@ -189,8 +190,8 @@ GUARDS = (
     Cause(
         "number of each block",
         "each of its values takes a graph: if blocks have different ones, such as numbers or rates of stochastic depth, set "
-        "recompile_limit above the number of blocks, or use scope=full; if it changes from step to step, hand it in as a tensor, "
-        f"or {_IN_A_BUFFER}",
+        "recompile_limit above the number of blocks, or use scope=full without graph breaks; if it changes from step to step, "
+        f"hand it in as a tensor, or {_IN_A_BUFFER}",
     ),
     Cause(
         "number that crosses a limit",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import logging
@@ -16,6 +17,7 @@ import uuid
 import warnings
 
 import numpy as np
+import pyarrow
 import torch
 from faulty_models import Case, Net, plain, with_break_in_loop, with_layers_in_turn, with_tensor_kept
 from torch import Tensor, nn
@@ -122,6 +124,22 @@ def with_queue(net: Net, x: Tensor) -> Tensor:
 def with_hash(net: Net, x: Tensor) -> Tensor:
     net.last = hashlib.md5(b"a").digest_size
     return net.layer(x)
+
+
+def with_another_library(net: Net, x: Tensor) -> Tensor:
+    net.last = pyarrow.total_allocated_bytes()
+    return net.layer(x)
+
+
+def with_bisection(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * bisect.bisect([1, 5, 9], x.size(0))
+
+
+def with_branch_on_numpys_draw(net: Net, x: Tensor) -> Tensor:
+    for keep in np.random.uniform(size=2) > 0.2:
+        if keep:
+            x = x + net.layer(x)
+    return x
 
 
 def with_loop(net: Net, x: Tensor) -> Tensor:
@@ -347,7 +365,10 @@ BREAKS_OF_PYTHON = [
     Case("file, clock or system call", with_file_written_to, plain),
     Case("lock or queue", with_lock, plain),
     Case("lock or queue", with_queue, plain),
-    Case("operator of another library", with_hash, plain),
+    Case("untraceable builtin", with_hash, plain),
+    Case("untraceable builtin", with_bisection, plain),
+    Case("operator of another library", with_another_library, plain),
+    Case("Python's or numpy's random numbers", with_branch_on_numpys_draw, with_torch_random),
     Case("break in a loop", with_break_in_loop, with_loop),
     Case("untraceable builtin", with_builtin, plain),
 ]

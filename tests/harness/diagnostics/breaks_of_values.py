@@ -285,7 +285,26 @@ def with_rows_in_order(net: Net, x: Tensor) -> Tensor:
     return y[y[:, 0].argsort()]
 
 
+def with_dropout_of_a_buffer(net: Net, x: Tensor) -> Tensor:
+    return nn.functional.dropout(net.layer(x), p=net.heat / 4)  # type: ignore[arg-type]  # a tensor in place of a number
+
+
+def with_noise_of_a_buffer(net: Net, x: Tensor) -> Tensor:
+    return torch.normal(0.0, net.heat, x.shape) + net.layer(x)  # type: ignore[call-overload]  # a tensor in place of a number
+
+
+def with_dropout_of_tensors(net: Net, x: Tensor) -> Tensor:
+    x, p = net.layer(x), net.heat / 4
+    return x * (torch.rand_like(x) >= p) / (1 - p)
+
+
+def with_noise_of_tensors(net: Net, x: Tensor) -> Tensor:
+    return torch.randn_like(x) * net.heat + net.layer(x)
+
+
 BREAKS_OF_VALUES = [
+    Case("tensor in place of a number", with_dropout_of_a_buffer, with_dropout_of_tensors),
+    Case("tensor in place of a number", with_noise_of_a_buffer, with_noise_of_tensors),
     Case("value of a tensor", with_sorted_rows, with_rows_in_order),
     Case("assertion by a function", with_assertion, with_assert_statement),
     Case("average over all batches", with_average_over_all_batches, with_moving_average),

@@ -49,12 +49,12 @@ def stack(blocks: list[nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), *blocks)
 
 
-def measured(model_fn: Callable[[], nn.Module], *, limit: int = 8) -> Measurement:
+def measured(model_fn: Callable[[], nn.Module], *, limit: int = 8, scope: str = "regional") -> Measurement:
     torch._dynamo.reset()
     workload = WorkloadFromModel(
         model_fn, lambda number: {"x": torch.randn(3, 4)}, lambda model, batch: model(batch["x"]).square().mean(), num_batches=2
     )()
-    settings = CompileSettings.parse(f"scope=regional,dynamic=static,backend=eager,recompile_limit={limit}")
+    settings = CompileSettings.parse(f"scope={scope},dynamic=static,backend=eager,recompile_limit={limit}")
     return measure(prepare(workload, settings, torch.device("cpu")), protocol=SHORT)
 
 
@@ -76,6 +76,37 @@ def test_blocks_that_differ_hit_the_limit_and_a_higher_one_mends_it(cause: str, 
     (hit,) = found.recompile_limit_hits
     assert "recompile_limit above" in advice_on_limit(hit, found.recompile_reasons)
     assert measured(model_fn, limit=16).recompile_limit_hits == []
+
+
+class Skipping(nn.Module):
+    """Blocks of which some are skipped by a break in the loop over them, so that each is compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(0.01 * (number + 1), 8) for number in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if torch.rand(1).item() >= 0:
+                x = block(x)
+        return x
+
+
+class Keeping(Skipping):
+    """The same, with skipped blocks computed and left out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.where(torch.rand(1) >= 0, block(x), x)
+        return x
+
+
+def test_blocks_behind_a_break_in_their_loop_are_blocks_and_no_number_that_changes() -> None:
+    found = measured(lambda: stack([Skipping()]), scope="full")
+    assert causes_of(found.recompile_reasons) == {"number of each block"}
+    assert {text.partition(" (")[0] for text in found.recompile_reasons} == {"forward of Block"}
+    mended = measured(lambda: stack([Keeping()]), scope="full")
+    assert (mended.recompile_reasons, mended.graph_break_reasons, mended.graphs) == ([], [], 1)
 
 
 class Shifted(nn.Module):

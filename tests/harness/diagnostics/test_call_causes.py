@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.harness.diagnostics.coverage import Expectation, steps_of
+from compile_sweep.schema.causes.breaks import NOTHING_TO_DO, advice_on_break
 from compile_sweep.schema.causes.guards import _NAMED, advice_on_limit, cause_of_guard, cause_of_series
 from compile_sweep.schema.causes.recompiles import fold_recompiles
 from compile_sweep.schema.settings import CompileSettings
@@ -150,6 +152,54 @@ def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
     guards = [text.partition("): ")[2] for text in trained_with(0.1).recompile_reasons]
     assert "learning rate" in {cause.name for guard in guards if (cause := cause_of_guard(guard))}, guards
     assert not trained_with(torch.tensor(0.1)).recompile_reasons
+
+
+class Warming(torch.optim.SGD):
+    """An optimizer with a schedule of its own, whose step calls that of torch."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        rate = min(1.0, self.count / 1000)
+        for group in self.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        return super().step(closure)
+
+
+class Renamed(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def stepped(optimizer_class: type[torch.optim.SGD], rate: float | Tensor) -> Diagnostics:
+    torch._dynamo.reset()
+    layer = nn.Linear(4, 4)
+    optimizer = optimizer_class(layer.parameters(), lr=rate, foreach=True)
+    expected = Expectation(what="", targets={"the optimizer's step": steps_of(optimizer)}, cudagraphs=False)
+    step = torch.compile(optimizer.step, backend="eager")
+    with capture_diagnostics(expected) as found:
+        for _ in range(4):
+            layer(torch.randn(2, 4)).sum().backward()
+            step()
+    return found
+
+
+def test_a_step_that_calls_the_one_it_overrides_is_compiled_and_its_learning_rate_is_mended_by_filling_a_tensor() -> None:
+    found = stepped(Warming, 1e-3)
+    assert "learning rate" in {cause.name for text in found.recompile_reasons if (cause := cause_of(text))}
+    mended = stepped(Warming, torch.tensor(1e-3))
+    assert mended.fallbacks == []
+    assert "learning rate" not in {cause.name for text in mended.recompile_reasons if (cause := cause_of(text))}
+
+
+def test_the_break_that_torch_makes_in_an_optimizer_is_not_told_as_one_of_the_line_that_calls_it() -> None:
+    found = stepped(Renamed, torch.tensor(1e-3))
+    assert any("return super().step(closure)" in text for text in found.graph_break_reasons)
+    assert {advice_on_break(text) for text in found.graph_break_reasons} <= {*NOTHING_TO_DO}
 
 
 def with_teacher(net: Net, x: Tensor) -> Tensor:

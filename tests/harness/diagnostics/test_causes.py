@@ -130,6 +130,25 @@ def test_a_custom_operator_with_a_wrong_fake_implementation_is_the_compilers_err
     assert torch.compile(lambda x: right(x))(torch.ones(2, 3)).tolist() == [[1, 1]] * 3
 
 
+def test_a_wrong_fake_implementation_that_only_the_backward_meets_is_mended_by_the_advice() -> None:
+    torch._dynamo.reset()
+
+    @torch.library.custom_op("tests_causes::halved", mutates_args=())
+    def halved(x: Tensor) -> Tensor:
+        return x[: len(x) // 2].clone()
+
+    halved.register_fake(torch.empty_like)
+    halved.register_autograd(lambda ctx, gradient: torch.cat([gradient, torch.zeros_like(gradient)]))
+    x = torch.ones(4, 2, requires_grad=True)
+    compiled = torch.compile(lambda x: halved(x).sum(), backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
+        compiled(x)
+    assert "torch.library.opcheck(" in advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
+    halved.register_fake(lambda x: x.new_empty(len(x) // 2, x.size(1)))
+    torch._dynamo.reset()
+    compiled(x).backward()
+
+
 def test_a_custom_operator_without_a_backward_is_told_in_the_reason_and_mended_by_the_advice() -> None:
     torch._dynamo.reset()
 
@@ -356,7 +375,7 @@ def test_a_fallback_has_the_advice_of_the_break_at_its_line() -> None:
     assert found.fallbacks
     measured = {**MEASURED, "fallbacks": found.fallbacks, "graph_break_reasons": found.graph_break_reasons}
     verdict = judge_measurement(measured, claims_cudagraphs=False)
-    assert "torch.compile cannot see into this call" in (verdict.reason or "")
+    assert "torch.compile cannot trace this function of Python" in (verdict.reason or "")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def with_dropout_of_tensors(net: Net, x: Tensor) -> Tensor:
     return y * (torch.rand_like(y) >= net.heat) / (1 - net.heat)
 
 
+def with_dropout_by_a_counter(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return nn.functional.dropout(net.layer(x), p=0.5 * min(1.0, net.count / 1000))
+
+
+def with_dropout_by_a_counter_in_a_buffer(net: Net, x: Tensor) -> Tensor:
+    net.steps = net.steps + 1
+    x, p = net.layer(x), 0.5 * (net.steps / 1000).clamp(max=1.0)
+    return x * (torch.rand_like(x) >= p) / (1 - p)
+
+
 def with_table_that_grows(self: Net, x: Tensor) -> Tensor:
     self.table = torch.cat([self.table, x.detach()[:1]])
     return self.layer(x) + self.table.sum()
@@ -179,6 +190,7 @@ GUARDS = [
     Case("Python value that changes", with_flag, plain),
     Case("another object", with_object, plain),
     Case("module's counter", with_counter, with_counter_in_buffer),
+    Case("module's counter", with_dropout_by_a_counter, with_dropout_by_a_counter_in_a_buffer),
     Case("hooks that are added", with_hook_added, plain),
     Case("value read from a tensor", with_value, with_tensor),
     Case("output of unknown size", with_rows, with_mask),
