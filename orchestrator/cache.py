@@ -228,15 +228,9 @@ def _export(options: ExportOptions) -> int:
     except OSError as error:
         raise CacheError(f"{options.file} cannot be written ({error.strerror})") from None
     print(f"# {len(fetched.artifacts)} artifacts, {len(content) / 1e6:.1f} MB, SHA-256 {hashlib.sha256(content).hexdigest()}")
-    print(three_lines(str(options.file)))
+    restored = f"artifacts = pathlib.Path({str(options.file)!r}).read_bytes()"  # by a job, before it compiles anything
+    print("import pathlib, torch", restored, "torch.compiler.load_cache_artifacts(artifacts)", sep="\n")
     return _tell(fetched.refused)
-
-
-def three_lines(file: str) -> str:
-    """Returns the lines that a production job runs before it compiles anything."""
-    return (
-        f"import pathlib, torch\nartifacts = pathlib.Path({file!r}).read_bytes()\ntorch.compiler.load_cache_artifacts(artifacts)"
-    )
 
 
 def _import(options: ImportOptions) -> int:

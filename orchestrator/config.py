@@ -266,7 +266,10 @@ class SweepConfig:
             if (value := getattr(self, name)) > LONGEST_DEADLINE_S:
                 raise ConfigError(f"--{_flag(name)} {value:g} is too long; use {LONGEST_DEADLINE_S} (30 days) or less")
         check_seed(self.seed)
-        self._check_runner()
+        if self.runner is RunnerKind.LOCAL and self.workers_per_trial > 1:
+            raise ConfigError(f"--runner local has one worker per trial; leave it out to train with {self.workers_per_trial}")
+        if self.runner is RunnerKind.LOCAL and self.max_concurrent > 1:
+            raise ConfigError(f"--runner local runs one trial at a time; leave it out to run {self.max_concurrent} at once")
         if self.largest_batch and self.workers_per_trial > 1:
             raise ConfigError(f"--largest-batch has one worker per trial; leave it out to train with {self.workers_per_trial}")
         if 0 < self.trial_deadline_s < self.compile_deadline_s:
@@ -291,14 +294,6 @@ class SweepConfig:
     def whole_trial_s(self) -> float:
         """Seconds that a whole trial may take before it is killed."""
         return self.trial_deadline_s or self.compile_deadline_s + AFTER_COMPILING_S
-
-    def _check_runner(self) -> None:
-        if self.runner is RunnerKind.RAY:
-            return
-        if self.workers_per_trial > 1:
-            raise ConfigError(f"--runner local has one worker per trial; leave it out to train with {self.workers_per_trial}")
-        if self.max_concurrent > 1:
-            raise ConfigError(f"--runner local runs one trial at a time; leave it out to run {self.max_concurrent} at once")
 
     def to_dict(self) -> dict[str, Any]:
         """Converts to plain JSON values, with settings as their keys."""

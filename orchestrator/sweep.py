@@ -106,7 +106,8 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         elif not run.dry_run:
             about = {"workload": config.workload, "size": target.size, "seed": config.seed, "has_gpu": device is Device.CUDA}
             describer.ask("first_step", **about)
-            if any(_pads(setting, target) for setting in config.settings):
+            policies = (setting.shape_policy(target.max_length) for setting in config.settings)
+            if any(policy.padded(target.min_length) > target.min_length for policy in policies):
                 say(console, *describer.ask("padding", **about))
         config = replace(config, storage=kept.uri if kept else None)
         learned = learned_for(config, environment)
@@ -154,11 +155,6 @@ def _describer(config: SweepConfig, job: ScriptJob | None, console: Console) -> 
     describer.start()
     say(console, f"reading workload {config.workload} …")
     return describer
-
-
-def _pads(settings: CompileSettings, target: Target) -> bool:
-    """Tells whether the settings pad the shortest batch."""
-    return settings.shape_policy(target.max_length).padded(target.min_length) > target.min_length
 
 
 def _target(describer: Describer, config: SweepConfig, device: Device, job: ScriptJob | None) -> Target:

@@ -119,9 +119,5 @@ def _hover(effect: Effect) -> str:
 
 
 def _between(change: Difference, factor: float, unit: str) -> str:
-    value, low, high = (_signed(factor * end) for end in change)
+    value, low, high = (f"{'−' if end < 0 else '+'}{figure(abs(factor * end))}" for end in change)
     return f"{value} {unit} (95 %: {low} to {high})"
-
-
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{figure(abs(value))}"

@@ -66,7 +66,8 @@ class LivePage:
     def _renew(self) -> None:
         """Renders the page again if the folder's state has changed; a state that cannot be read is not tried twice."""
         names = (SWEEP_FILE, TRIALS_FILE, WARM_STARTS_FILE, *LINKED)
-        state = _digest(*(_state(self._folder / name) for name in names))
+        files = "\n".join(_state(self._folder / name) for name in names)
+        state = hashlib.sha256(files.encode()).hexdigest()[:16]
         if state == self._state:
             return
         try:
@@ -211,7 +212,3 @@ def _state(path: Path) -> str:
     except OSError:
         return f"{path.name} missing"
     return f"{path.name} {found.st_size} {found.st_mtime_ns}"
-
-
-def _digest(*words: str) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

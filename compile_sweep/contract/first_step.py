@@ -115,7 +115,7 @@ def _explained(workload: ModelWorkload, raw: Mapping[str, Tensor], what: str = "
 def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exception, what: str) -> str:
     came = ", ".join(f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in raw.items())
     own, function = type(workload).loss_fn is not model_loss, workload.loss_name
-    if isinstance(error, KeyError) and own and not what and not (_is_of_text(error) and _texts(workload)):
+    if isinstance(error, KeyError) and own and not what and not (error.args[:1] == (None,) and _texts(workload)):
         asked = error.args[0] if error.args else "?"
         return f"{function} asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"
     where = _place(error)
@@ -138,10 +138,6 @@ def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
     if ("NoneType" in reason or reason == "None") and (texts := _texts(workload)):
         return f"; {texts[0]}; if it chooses what is computed, make a workload of each kind of batch"
     return ""
-
-
-def _is_of_text(error: KeyError) -> bool:
-    return error.args[:1] == (None,)
 
 
 def _texts(workload: ModelWorkload) -> list[str]:

@@ -90,7 +90,7 @@ class GpuNeighborMonitor:
             return {}
         if own & listed.keys():
             return {
-                str(pid): f"process {pid}{_command_name(pid)}, {_memory_text(used)}"
+                str(pid): f"process {pid}{_command_name(pid)}, {'memory unknown' if used is None else f'{used / _GIB:.1f} GiB'}"
                 for pid, used in listed.items()
                 if pid not in own
             }
@@ -127,10 +127,6 @@ class GpuNeighborMonitor:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         except self._nvml.NVMLError:
             return 0
-
-
-def _memory_text(used: int | None) -> str:
-    return "memory unknown" if used is None else f"{used / _GIB:.1f} GiB"
 
 
 def _command_name(pid: int) -> str:

@@ -112,7 +112,7 @@ class Stages:
                 restores=caches is CachePolicy.SHARED,
             ),
             Stage(
-                find=self._baseline_again,
+                find=lambda: [] if self.config.script is None else remaining.baseline_again(self._done()),
                 expected_s=self._expected_again_s,
                 undone=lambda number: (
                     "the script as it is was not measured again, so the usual changes of a machine's speed count"
@@ -262,9 +262,6 @@ class Stages:
     def _announced_disturbed(self, settings: Sequence[CompileSettings]) -> str:
         keys = {setting.key for setting in settings}
         return remaining.announcement([member for member in self._disturbed() if member.settings_key in keys])
-
-    def _baseline_again(self) -> list[CompileSettings]:
-        return [] if self.config.script is None else remaining.baseline_again(self._done())
 
     def _to_start(self) -> list[CompileSettings]:
         front = self.fronts.present(self.output)

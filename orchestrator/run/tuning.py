@@ -14,7 +14,7 @@ measurements are in its record, which is durable before Tune learns of it.
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -148,7 +148,8 @@ def remove_orphaned_placement_groups() -> int:
     before its function starts. The next trial would wait for the resources forever (ray 2.60).
     """
     removed = 0
-    for table in _placement_groups():
+    for raw in state._connect_and_get_accessor().get_placement_group_table():
+        table = PlacementGroupTableData.FromString(raw)
         alive = table.state != PlacementGroupTableData.REMOVED
         # A driver's own placement groups count as "actor dead" from the start.
         by_actor = not ray.ActorID(table.creator_actor_id).is_nil()
@@ -156,11 +157,6 @@ def remove_orphaned_placement_groups() -> int:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(table.placement_group_id)))
             removed += 1
     return removed
-
-
-def _placement_groups() -> Sequence[Any]:
-    accessor = state._connect_and_get_accessor()
-    return [PlacementGroupTableData.FromString(raw) for raw in accessor.get_placement_group_table()]
 
 
 class StopTrials(_NotPickled, Callback):

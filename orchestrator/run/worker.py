@@ -135,7 +135,8 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
             if assignment.plan.num_workers > 1 and is_let_down(error_type, text):
                 time.sleep(LET_DOWN_PATIENCE_S)
             told = redact.redact_text(text)  # Ray writes the text to its own logs, too
-            raise MeasurementFailed(error_type, told, _from_compiler(error), str(assignment.log_file(parent.rank))) from None
+            from_compiler = is_compiler_error(error) or bool(getattr(error, "from_compiler", False))
+            raise MeasurementFailed(error_type, told, from_compiler, str(assignment.log_file(parent.rank))) from None
         finally:
             watchdog.clear_deadline()
 
@@ -411,10 +412,6 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except BaseException:
         return ""
-
-
-def _from_compiler(error: BaseException) -> bool:
-    return is_compiler_error(error) or bool(getattr(error, "from_compiler", False))
 
 
 class ForkedParent:

@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError, TrackingError
@@ -121,35 +122,19 @@ class Delivery:
                 self._refused.append(_said(error))
 
 
+_TRACKERS = {Service.MLFLOW: "MlflowRuns", Service.TENSORBOARD: "EventFiles", Service.WANDB: "WandbRuns"}
+"""Class of each service's tracker, in the module that is called like the service."""
+
+
 def opened(destination: Destination, output: Path) -> Tracker:
     """Opens a destination's tracker; raises ConfigError if its library is not installed, or any error of that library."""
-    openers: dict[Service, Callable[[str, Path], Any]] = {
-        Service.MLFLOW: _mlflow, Service.TENSORBOARD: _tensorboard, Service.WANDB: _wandb,
-    }  # fmt: skip
     try:
-        tracker: Tracker = openers[destination.service](destination.where, output)
+        module = import_module(f"orchestrator.tracking.{destination.service}")  # imports the library, which few sweeps need
+        tracker: Tracker = getattr(module, _TRACKERS[destination.service])(destination.where, output)
     except ModuleNotFoundError as error:
         name = destination.service
         raise ConfigError(f"--log-to {destination} needs {error.name}; install it with: make install EXTRAS={name}") from None
     return tracker
-
-
-def _mlflow(where: str, output: Path) -> Tracker:
-    from orchestrator.tracking.mlflow import MlflowRuns  # each imports its library, which most sweeps do not need
-
-    return MlflowRuns(where, output)
-
-
-def _tensorboard(where: str, output: Path) -> Tracker:
-    from orchestrator.tracking.tensorboard import EventFiles
-
-    return EventFiles(where, output)
-
-
-def _wandb(where: str, output: Path) -> Tracker:
-    from orchestrator.tracking.wandb import WandbRuns
-
-    return WandbRuns(where, output)
 
 
 def _said(error: BaseException) -> str:
