@@ -1,9 +1,9 @@
 """How small an error of one layer's gradient the gradient check finds, and how often it calls a right one wrong.
 
 Background: the errors are injected after the backward of an eager step, so that no compiling is needed: the check sees a step
-whose gradients of one layer are too large, and the same step without the error where it asks for eager. Layers, batches and
-weights are drawn anew for each trial. Right steps are those of the built-in training workloads, in their smallest size and with
-their own dropout, compiled with `aot_eager` once for each and checked at other weights and batches.
+whose gradients of one layer are too large, and the same step without the error and with other dropout masks where it asks for
+eager. Layers, batches and weights are drawn anew for each trial. Right steps are those of the built-in training workloads, in
+their smallest size and with their own dropout, compiled with `aot_eager` once for each and checked at other weights and batches.
 
 Output: a line of JSON in FILE for each task, which a second call continues, and a table of shares found, by error, with dropout
 and without, in float32 and under bfloat16 autocast; and how many checks of right steps said what.
@@ -98,6 +98,8 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
     is_eager = False
 
     def run() -> float:
+        if is_eager:
+            torch.rand(1)  # so that eager draws other random numbers, as it does beside Inductor
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
         loss.backward()

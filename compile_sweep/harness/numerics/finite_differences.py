@@ -4,13 +4,15 @@ Each layer has a direction of its own, taken from its gradient; a line moves som
 `compile_sweep.harness.numerics.gradient_check` for what it is for.
 """
 
+from __future__ import annotations
+
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from statistics import stdev
-from typing import Any
+from statistics import mean, median, stdev
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,9 @@ small to be told from rounding, and these layers stay fixed.
 """
 
 NUDGE = 4.0  # largest relative change of a weight, in roundings, at which directions are taken next to the start
+NUM_PROBES = 4  # number of groups whose lines at the first width show how coarsely the loss rounds
+UNEVEN_MARGIN = 2.0  # multiple of a line's unevenness that an error must exceed; a jump is as large as its unevenness
+NOISE_MARGIN = 3.0  # multiple of the loss's noise of rounding above which an error in float32 is seen
 NUM_NEARBY = 4  # number of points next to the start whose losses show the noise of rounding
 
 
@@ -47,7 +52,7 @@ class Precision:
 PRECISIONS = (
     (2.0**-20, Precision(allowed=0.003, widths=(1e-4, 3e-5, 3e-4), max_move=0.01, is_half=False)),
     (2.0**-11.5, Precision(allowed=0.015, widths=(1e-3, 3e-3, 3e-4), max_move=0.03)),
-    (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 3e-4, 1e-2), max_move=0.1)),
+    (math.inf, Precision(allowed=0.03, widths=(1e-3, 3e-3, 3e-4, 1e-2, 3e-2), max_move=0.1)),
 )
 """By the largest relative rounding error of one operation that each applies to: float32, half precision, bfloat16. The effect of
 rounding and the allowed error are measured in benchmarks/numerics/gradient_errors.py (docs/results.md).
@@ -78,6 +83,78 @@ class Point:
 
     loss: float
     slopes: Sequence[float]  # for each layer, the projection of its gradient on its own direction at the start
+
+
+class Residual(NamedTuple):
+    """What the slopes of a line say of the loss, less what the loss does."""
+
+    total: float
+    """Half of what is left over from one end of the line to the other."""
+    uneven: float
+    """Half of how much more is left over on the way forth than on the way back. A wrong gradient is wrong on both, so this shows
+    rounding, jumps and kinks alone.
+    """
+    bend: float
+    """How much larger the slope is in the middle than at the ends. What eager's is beyond that is a kink in the middle, of which
+    compiled and eager code see different sides.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What rounding does to the residual of a line, in units of the loss."""
+
+    noise: float
+    """Standard deviation, from how uneven lines are, which wrong gradients don't make them."""
+    center: float
+    """Unevenness that all lines share, from the rounding of the loss in their middle."""
+    beside_eager: float = 0.0
+    """The same as `noise` of the difference between compiled and eager code."""
+
+    @classmethod
+    def of(cls, looks: Sequence[Look]) -> Rounding:
+        uneven = [look.left.uneven for look in looks]
+        if len(uneven) < NUM_PROBES:  # too few to tell the middle's rounding from the ends'
+            return cls(math.sqrt(sum(one**2 for one in uneven) / len(uneven) / 3), 0.0)
+        center = median(uneven)
+        return cls(1.4826 * median(abs(one - center) for one in uneven), center)
+
+    @classmethod
+    def of_few(cls, looks: Sequence[Look]) -> Rounding:
+        """Guesses it from few lines; more often too large than too small."""
+        uneven = [look.left.uneven for look in looks]
+        return cls.of(looks) if len(uneven) < NUM_PROBES else cls(1.3 * stdev(uneven), mean(uneven))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a line that moves one group of layers shows."""
+
+    left: Residual
+    unit: float
+    """Change of the loss that one of the layers makes."""
+    kink: float = 0.0
+    """How much the slope in the middle differs from eager's more than at the ends, if eager's is subtracted."""
+
+    @property
+    def error(self) -> float:
+        return self.left.total / self.unit
+
+    def limit(self, allowed: float, rounding: Rounding) -> float:
+        """Returns the error that right gradients may show."""
+        uneven = max(abs(self.left.uneven - rounding.center), self.kink)
+        return max(allowed, max(NOISE_MARGIN * rounding.noise, UNEVEN_MARGIN * uneven) / self.unit)
+
+    def agrees(self, other: Look, rounding: Rounding) -> bool:
+        """Tells whether a line that went farther or less far shows the same, and not by chance."""
+        noise = 2 * rounding.noise / other.unit
+        least = min(abs(self.error), abs(other.error))
+        return other is not self and abs(other.error) > noise and abs(self.error - other.error) <= 0.3 * least + noise
+
+    def beyond(self, other: Look) -> Look:
+        """Returns what is left of it without what the same line shows in eager code."""
+        left = Residual(*(one - its for one, its in zip(self.left, other.left, strict=True)))
+        return Look(left, self.unit, kink=abs(left.bend))
 
 
 class FiniteDifferences:
@@ -205,15 +282,22 @@ class FiniteDifferences:
 
     def _error(self, moves: Mapping[str, float], signs: Mapping[str, float], width: float) -> float:
         """Returns the residual of Simpson's rule, in units of one layer's change of the loss."""
+        return self._residual(moves, signs).total / (width * self._size)
+
+    def _residual(self, moves: Mapping[str, float], signs: Mapping[str, float]) -> Residual:
+        """Returns what a line leaves over, in units of the loss."""
         steps = {name: signs[name] * move for name, move in moves.items() if move}
         after, before = (self._at(steps, side) for side in (1.0, -1.0))
         for side, point in (("after", after), ("before", before)):
             self._losses[self._is_eager][side, *steps.items()] = point.loss
         assert self._center is not None
-        slopes = zip(self._layers, before.slopes, self._center.slopes, after.slopes, strict=True)
-        integral = sum(steps.get(name, 0.0) * (b + 4 * c + a) / 3 for name, b, c, a in slopes)
-        (left,) = agreed_numbers([(integral - (after.loss - before.loss)) / 2], self._step.device)
-        return left / (width * self._size)
+        center = self._center
+        slopes = zip(self._layers, before.slopes, center.slopes, after.slopes, strict=True)
+        moved = [(steps[name], b, c, a) for name, b, c, a in slopes if name in steps]
+        forth = sum(step * (5 * a + 8 * c - b) / 12 for step, b, c, a in moved) - (after.loss - center.loss)
+        back = sum(step * (5 * b + 8 * c - a) / 12 for step, b, c, a in moved) - (center.loss - before.loss)
+        bend = sum(step * (c - (a + b) / 2) for step, b, c, a in moved)
+        return Residual(*agreed_numbers([(forth + back) / 2, (forth - back) / 2, bend], self._step.device))
 
     def _at(self, steps: Mapping[str, float], side: float) -> Point:
         """Evaluates with each layer moved by its step along its direction, then restores the weights."""

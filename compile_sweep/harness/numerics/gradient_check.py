@@ -17,16 +17,24 @@ model that has fit its batch, loss and gradients are small beside what they are 
 than what rounding does to the loss, and show again along directions that are taken next to the start (see below).
 
 In half precision, a move that stands out from rounding bends the loss if all layers of a deep network make it at once, so they
-move in groups, one group at a time. And a gradient holds noise of rounding, which agrees with itself: projected on its own
-direction, a gradient is too long by the noise's share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a
-factor of three (docs/log.md). So the direction is taken next to the start, at weights that differ by a few roundings, where
-the noise is another.
+move in groups, one group at a time, and as far as it takes for rounding to be small beside the change of the loss. How coarsely
+the loss rounds is seen from how much more is left over on one half of a line than on the other: a wrong gradient is wrong on
+both, and a jump is not. A group in doubt moves farther and less far, in eager code too, and what is wrong must show again, layer
+by layer, along other directions. Where nothing is random, what eager leaves over at the same points is subtracted: curvature and
+most of the rounding cancel.
+
+A gradient also holds noise of rounding, which agrees with itself: projected on its own direction, it is too long by the noise's
+share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a factor of three (docs/log.md). So the direction is
+taken next to the start, at weights that differ by a few roundings, where the noise is another.
 
 Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random states are what they were.
 """
 
+from __future__ import annotations
+
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,7 +50,18 @@ from compile_sweep.contract.base import Batch, unwrap_ddp
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep
 from compile_sweep.harness.distributed import everywhere, num_workers
-from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences
+from compile_sweep.harness.numerics.finite_differences import (
+    NOISE_MARGIN,
+    NUM_PROBES,
+    PRECISIONS,
+    UNEVEN_MARGIN,
+    Differentiated,
+    FiniteDifferences,
+    Look,
+    Precision,
+    Residual,
+    Rounding,
+)
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
@@ -59,13 +78,16 @@ MAX_SINGLE_LAYERS = 16
 FLOOR_MARGIN = 3.0
 """Multiple of eager's residual above which compiled code that draws other random numbers counts as wrong."""
 
-NOISE_MARGIN = 3.0  # multiple of the loss's noise of rounding above which an error in float32 is seen
 
 LEAST_LOSS = 1e-5
 """Loss in float32 below which it may not change along its gradient at all, as a cross-entropy's logarithm of nearly 1."""
 
 MAX_GROUPS = 16  # number of groups of layers that move in turn
 GROUP_MARGIN = 2.0  # multiple of eager's residual, up to which compiled code's residual of the same group is right
+FINE_SHARE = 0.25  # fraction of the allowed error that rounding should stay below; groups move further until it does
+FULL_SHARE = 0.6  # fraction of a width's change of the loss that a layer must be able to make, for that width to be its own
+SCALES = (2.0, 0.5)  # how far a group moves once more, if it is in doubt
+MAX_CONFIRMED = 4  # number of wrong layers that are looked at once more, along other directions
 
 COARSEST = 0.5
 """Largest detectable error with which a check may call gradients right: that of one layer that is half wrong."""
@@ -130,26 +152,47 @@ def check_gradients(
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
     if reason := _unfit(step.parameters.values()):
         return skipped(reason)
-    found = GradientCheck(outcome=Outcome.OK)
-    evaluations = 0
-    for attempt in range(2):
-        search = _Search(
-            step,
-            precision,
-            rounding=rounding,
-            seed=_SEED + attempt,
-            draws=draws,
-            eagerly=eagerly,
-            starts_nearby=precision.is_half or attempt > 0,
-        )
-        try:
-            found = search.found()
-        finally:
-            search.put_back()
-        evaluations += search.evaluations
-        if found.outcome is not Outcome.WRONG:  # a single draw does not suffice to call a setting wrong
-            break
-    return replace(found, evaluations=evaluations)
+    first, known = _attempt(step, precision, 0, rounding, draws, eagerly)
+    if first.outcome is not Outcome.WRONG:
+        return first
+    # A single draw does not suffice to call a setting wrong.
+    again, _ = _attempt(step, precision, 1, rounding, draws, eagerly, list(first.layers)[:MAX_CONFIRMED], known)
+    evaluations = first.evaluations + again.evaluations
+    if again.outcome is not Outcome.WRONG:
+        return replace(again, evaluations=evaluations)
+    if known is None:
+        return replace(again, evaluations=evaluations)
+    layers = {name: error for name, error in again.layers.items() if first.layers[name] * error > 0}
+    if not layers:
+        reason = f"gradients of {next(iter(first.layers))} look wrong along one direction and not along another, as by rounding"
+        return replace(skipped(reason), evaluations=evaluations)
+    return replace(again, layers=layers, error=abs(next(iter(layers.values()))), evaluations=evaluations)
+
+
+def _attempt(
+    step: Differentiated,
+    precision: Precision,
+    attempt: int,
+    rounding: float,
+    draws: bool,
+    eagerly: Callable[[], AbstractContextManager[Any]],
+    among: Sequence[str] = (),
+    known: Rounding | None = None,
+) -> tuple[GradientCheck, Rounding | None]:
+    search = _Search(
+        step,
+        precision,
+        rounding=rounding,
+        seed=_SEED + attempt,
+        draws=draws,
+        eagerly=eagerly,
+        starts_nearby=precision.is_half or attempt > 0,
+    )
+    search.among, search.known = among, known
+    try:
+        return replace(search.found(), evaluations=search.evaluations), search.known
+    finally:
+        search.put_back()
 
 
 def _unfit(parameters: Iterable[nn.Parameter]) -> str | None:
@@ -160,11 +203,24 @@ def _unfit(parameters: Iterable[nn.Parameter]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Judgment:
+    """The outcome of one group."""
+
+    outcome: Outcome
+    error: float
+    limit: float
+
+
 class _Search(FiniteDifferences):
     """One attempt, with one seed."""
 
+    among: Sequence[str] = ()
+    """Layers that an earlier attempt called wrong; only these are looked at. Empty for all."""
+    known: Rounding | None = None
+    """How coarsely the loss rounds, once groups of layers have moved."""
     _signs: Sequence[dict[str, float]] = ()
-    """For each line, back or forth for each layer; empty if layers move in groups."""
+    """For each line, back or forth for each layer."""
 
     def found(self) -> GradientCheck:
         """Returns what the lines show."""
@@ -184,23 +240,30 @@ class _Search(FiniteDifferences):
         if not any(moves.values()):
             return skipped("no gradient is large enough to be told from rounding")
         checked = sum(move > 0 for move in moves.values()) / len(moves)
-        return self._by_groups(checked) if self._precision.is_half else self._by_lines(moves, checked)
+        in_groups = self._precision.is_half or self.known is not None
+        return self._by_groups(checked) if in_groups else self._by_lines(moves, checked)
 
     def _by_lines(self, moves: Mapping[str, float], checked: float) -> GradientCheck:
         """Returns what shows when all layers move at once."""
         self._signs = [self._pattern(moves, line) for line in range(NUM_LINES)]
+        self._residuals: dict[tuple[bool, float, int], Residual] = {}
         errors: dict[float, list[float]] = {}
         for width in self._precision.widths:
-            errors[width] = [self._error(self._moves(width), signs, width) for signs in self._signs]
+            errors[width] = [self._line(width, line) for line in range(NUM_LINES)]
             if (worst := max(map(abs, errors[width]))) <= self._precision.allowed:
                 return self._verdict(Outcome.OK, worst, checked)
         return self._doubtful(errors, checked)
+
+    def _line(self, width: float, line: int) -> float:
+        left = self._residual(self._moves(width), self._signs[line])
+        self._residuals[self._is_eager, width, line] = left
+        return left.total / (width * self._size)
 
     def _doubtful(self, errors: Mapping[float, list[float]], checked: float) -> GradientCheck:
         """Judges by comparison with eager if no width shows that all is right, to tell kinks of the loss from wrong gradients."""
         self._look_nearby()
         with self._uncompiled():
-            eager = {width: [self._error(self._moves(width), signs, width) for signs in self._signs] for width in errors}
+            eager = {width: [self._line(width, line) for line in range(NUM_LINES)] for width in errors}
             self._look_nearby()
         allowed = self._precision.allowed
         differences = {
@@ -220,7 +283,10 @@ class _Search(FiniteDifferences):
                 continue
             width = max(plateau)
             stands_out = not self._draws or abs(judged[width][line]) > FLOOR_MARGIN * floors[width]
-            if stands_out and self._is_seen(judged[width][line], width):
+            left = judged[width][line] * width * self._size
+            ours, theirs = self._residuals[False, width, line], self._residuals[True, width, line]
+            chance = [ours.uneven] if self._draws else [ours.uneven - theirs.uneven, ours.bend - theirs.bend]
+            if stands_out and self._is_seen(left) and abs(left) > UNEVEN_MARGIN * max(map(abs, chance)):
                 return self._wrong(width, judged[width][line], checked)
         return self._by_groups(checked)
 
@@ -234,78 +300,144 @@ class _Search(FiniteDifferences):
         return max(found, default=None)
 
     def _by_groups(self, checked: float) -> GradientCheck:
-        """Returns what shows when groups of layers move one at a time; a group that is right at one width is right."""
+        """Returns what shows when groups of layers move one at a time, each as far as makes rounding small beside its change."""
         names = [name for name, move in self._moves(self._precision.widths[0]).items() if move]
-        groups = [names[first::MAX_GROUPS] for first in range(min(MAX_GROUPS, len(names)))]  # neighbors act on each other most
-        compiled = [self._group_errors(group) for group in groups]
-        doubtful = [number for number, group in enumerate(groups) if not self._is_small(group, compiled[number])]
-        eager: dict[int, dict[float, float]] = {}
-        if doubtful:
-            with self._uncompiled():
-                eager = {n: {width: self._group_error(groups[n], width) for width in compiled[n]} for n in doubtful}
-        found = [self._judged(group, compiled[number], eager.get(number, {})) for number, group in enumerate(groups)]
-        for group, (outcome, width, error, _) in zip(groups, found, strict=True):
-            if outcome is Outcome.WRONG:
-                return self._wrong(width, error, checked, group)
-        share = sum(len(group) for group, one in zip(groups, found, strict=True) if one[0] is Outcome.OK) / len(names)
+        names = [name for name in names if not self.among or name in self.among]
+        if not names:
+            return skipped(f"the gradient of {self.among[0]} is too small to be told from rounding")
+        lines = dict(enumerate(self._first_looks(names)))
+        assert self.known is not None
+        limits = {at: look.limit(self._precision.allowed, self.known) for at, (_, look) in lines.items()}
+        found = {at: _Judgment(Outcome.OK, look.error, limits[at]) for at, (_, look) in lines.items()}
+        # What eager leaves over too cancels if nothing is random, so rounding need not be allowed for.
+        most = math.inf if self._draws else self._precision.allowed
+        doubtful = {at for at, one in found.items() if not abs(one.error) <= min(one.limit, most) or one.limit > COARSEST}
+        if doubtful and not self._draws:  # groups that look right show how differently compiled and eager code round
+            doubtful |= set([at for at in lines if at not in doubtful][: max(0, NUM_PROBES - len(doubtful))])
+        found |= self._beside_eager({at: lines[at] for at in doubtful})
+        suspects = {at for at, one in found.items() if one.outcome is Outcome.WRONG}
+        if wrong := self._wrong_alone({at: lines[at][0] for at in suspects}, found):
+            wrong = dict(sorted(wrong.items(), key=lambda item: -abs(item[1])))
+            return self._verdict(Outcome.WRONG, abs(next(iter(wrong.values()))), checked, wrong)
+        for at in suspects:  # no layer is wrong by itself, so roundings of several add up
+            found[at] = replace(found[at], outcome=Outcome.OK, limit=abs(found[at].error))
+        right = [at for at, one in found.items() if one.outcome is Outcome.OK and one.limit <= COARSEST]
+        share = sum(len(lines[at][0]) for at in right) / len(names)
         if share < LEAST_CHECKED:
             return skipped(
                 "eager gradients are not derivatives of the loss at the steps that can be told from rounding: it has kinks, a "
-                "detach or a straight-through estimate in it, or bends too much"
+                "jump, a detach or a straight-through estimate in it, or bends too much"
             )
-        _, _, error, allowed = max((one for one in found if one[0] is Outcome.OK), key=lambda one: abs(one[2]) / one[3])
-        return replace(self._verdict(Outcome.OK, abs(error), checked * share), allowed=allowed)
+        worst = max((found[at] for at in right), key=lambda one: abs(one.error) / one.limit)
+        return replace(self._verdict(Outcome.OK, abs(worst.error), checked * share), allowed=worst.limit)
 
-    def _is_seen(self, error: float, width: float) -> bool:
-        """Tells whether an error is larger than what rounding does to the loss; the limits in half precision allow for it."""
-        return self._precision.is_half or abs(error) * width * self._size >= NOISE_MARGIN * self._noise()
+    def _wrong_alone(self, lines: Mapping[int, Mapping[str, float]], found: Mapping[int, _Judgment]) -> dict[str, float]:
+        """Returns which layers of wrong groups are wrong by themselves, and by how much."""
+        wrong = {name: found[at].error for at, moves in lines.items() for name in moves if len(moves) == 1}
+        singles = [{name: move} for moves in lines.values() for name, move in moves.items() if len(moves) > 1]
+        judged = self._beside_eager({next(iter(moves)): (moves, self._look(moves)) for moves in singles})
+        return wrong | {name: one.error for name, one in judged.items() if one.outcome is Outcome.WRONG}
 
-    def _allowed(self, group: Sequence[str]) -> float:
-        return self._precision.allowed * math.sqrt(len(group))  # the layers' rounding is independent
+    def _first_looks(self, names: Sequence[str]) -> list[tuple[dict[str, float], Look]]:
+        """Returns how far the layers of each group move at first, and what that shows."""
+        moves = self._moves(self._precision.widths[0])
+        lines = [_chosen(moves, group) for group in ([[name] for name in names] if self.among else _strided(names, MAX_GROUPS))]
+        probes: list[Look] = []
+        if self.known is None:
+            probes = [self._look(line) for line in lines[:NUM_PROBES]]
+            self.known = Rounding.of_few(probes)
+        wanted = self._fine_width(self.known)
+        if wanted > self._precision.widths[0]:
+            probes = []
+            by_width: dict[float, list[str]] = defaultdict(list)
+            for name in names:
+                by_width[self._own_width(name, wanted)].append(name)
+            lines = []
+            for width, alike in by_width.items():
+                count = len(alike) if self.among else max(1, round(MAX_GROUPS * len(alike) / max(MAX_GROUPS, len(names))))
+                lines += [_chosen(self._moves(width), group) for group in _strided(alike, count)]
+        looks = [*probes, *map(self._look, lines[len(probes) :])]
+        if not self.among:
+            self.known = Rounding.of(looks)
+        return list(zip(lines, looks, strict=True))
 
-    def _is_small(self, group: Sequence[str], errors: Mapping[float, float]) -> bool:
-        return bool(errors) and min(map(abs, errors.values())) <= self._allowed(group)
+    def _fine_width(self, rounding: Rounding) -> float:
+        """Returns the smallest width, from the first one on, at which rounding is small beside the allowed error."""
+        ladder = sorted(width for width in self._precision.widths if width >= self._precision.widths[0])
+        fine = FINE_SHARE * self._precision.allowed * self._size
+        return next((width for width in ladder if rounding.noise <= fine * width), ladder[-1])
 
-    def _group_errors(self, group: Sequence[str]) -> dict[float, float]:
-        """Returns a group's errors at the widths at which all its layers can move, up to the first small one."""
-        errors: dict[float, float] = {}
-        for width in self._precision.widths:
-            moves = self._moves(width)
-            if all(moves[name] for name in group):
-                errors[width] = self._group_error(group, width)
-            if self._is_small(group, errors):
-                break
-        return errors
+    def _own_width(self, name: str, wanted: float) -> float:
+        """Returns the largest width up to a wanted one whose change of the loss a layer makes, or nearly."""
+        full = FULL_SHARE * self._size
+        widths = [w for w in self._precision.widths if w <= wanted and self._moves(w)[name] * self._slopes[name] >= full * w]
+        return max(widths, default=self._precision.widths[0])
 
-    def _group_error(self, group: Sequence[str], width: float) -> float:
-        """Returns the error of a group whose layers move the same way, so that their errors add up."""
-        moves = self._moves(width)
-        return self._error({name: moves[name] for name in group}, dict.fromkeys(group, 1.0), width)
+    def _look(self, moves: Mapping[str, float]) -> Look:
+        """Moves layers the same way, so that their errors add up."""
+        left = self._residual(moves, dict.fromkeys(moves, 1.0))
+        return Look(left, sum(move * self._slopes[name] for name, move in moves.items()) / len(moves))
 
-    def _judged(
-        self, group: Sequence[str], errors: Mapping[float, float], eager: Mapping[float, float]
-    ) -> tuple[Outcome, float, float, float]:
-        """Returns a group's outcome, the width that shows it, its error there, and what is allowed."""
-        allowed = self._allowed(group)
-        judged = errors
-        if eager and not self._draws:  # the same function of the same weights, so what is not smooth in it cancels
-            judged = {width: error - eager[width] for width, error in errors.items()}
-        if self._is_small(group, judged):
-            width = min(judged, key=lambda width: abs(judged[width]))
-            return Outcome.OK, width, judged[width], allowed
-        plateau = _plateau(judged, allowed)
-        if plateau is not None:
-            width = max(plateau)
-            if abs(judged[width]) > FLOOR_MARGIN * abs(eager[width]) and self._is_seen(judged[width], width):
-                return Outcome.WRONG, width, judged[width], allowed
-        limits = {width: max(allowed, GROUP_MARGIN * abs(floor)) for width, floor in eager.items()}
-        for width in sorted(limits, key=limits.__getitem__):
-            if abs(judged[width]) <= limits[width] <= COARSEST:
-                return Outcome.OK, width, judged[width], limits[width]
-        return Outcome.SKIPPED, 0.0, 0.0, math.inf
+    def _beside_eager(self, lines: Mapping[Any, tuple[dict[str, float], Look]]) -> dict[Any, _Judgment]:
+        """Judges groups by comparison with eager: at the same points first, then farther and nearer ones."""
+        if not lines:
+            return {}
+        looks = {at: {1.0: look} for at, (_, look) in lines.items()}
+        with self._uncompiled():
+            eager = {at: {1.0: self._look(moves)} for at, (moves, _) in lines.items()}
+        found = self._judgments(looks, eager)
+        rest = {
+            at: {scale: _scaled(moves, scale) for scale in self._scales(moves)}
+            for at, (moves, _) in lines.items()
+            if found[at].outcome is not Outcome.OK
+        }
+        if rest:
+            for at, scaled in rest.items():
+                looks[at] |= {scale: self._look(moves) for scale, moves in scaled.items()}
+            with self._uncompiled():
+                for at, scaled in rest.items():
+                    eager[at] |= {scale: self._look(moves) for scale, moves in scaled.items()}
+            found = self._judgments(looks, eager)
+        return found
 
-    def _wrong(self, width: float, error: float, checked: float, among: Sequence[str] | None = None) -> GradientCheck:
-        layers = self._wrong_layers(width, among)
+    def _scales(self, moves: Mapping[str, float]) -> list[float]:
+        is_within = all(SCALES[0] * move <= self._reach[name] for name, move in moves.items())
+        return list(SCALES if is_within else SCALES[1:])
+
+    def _judgments(
+        self, compiled: Mapping[Any, Mapping[float, Look]], eager: Mapping[Any, Mapping[float, Look]]
+    ) -> dict[Any, _Judgment]:
+        assert self.known is not None
+        judged, rounding = compiled, self.known
+        if not self._draws:  # the same function of the same weights, so what is not smooth in it cancels
+            judged = {at: {k: look.beyond(eager[at][k]) for k, look in looks.items()} for at, looks in compiled.items()}
+            rounding = Rounding.of([look for looks in judged.values() for look in looks.values()])
+            if rounding.noise < self.known.beside_eager:
+                rounding = Rounding(self.known.beside_eager, rounding.center)
+            self.known = replace(self.known, beside_eager=rounding.noise)
+        return {at: self._judged(judged[at], eager[at], rounding) for at in compiled}
+
+    def _judged(self, judged: Mapping[float, Look], eager: Mapping[float, Look], rounding: Rounding) -> _Judgment:
+        """Judges a group by its lines at some scales."""
+        limits = {scale: look.limit(self._precision.allowed, rounding) for scale, look in judged.items()}
+        for scale, look in judged.items():
+            floor = FLOOR_MARGIN * abs(eager[scale].error) if self._draws else 0.0
+            stands_out = abs(look.error) > max(limits[scale], floor)
+            if stands_out and self._is_seen(look.left.total) and any(look.agrees(other, rounding) for other in judged.values()):
+                return _Judgment(Outcome.WRONG, look.error, limits[scale])
+        best = min(limits, key=limits.__getitem__)
+        if abs(judged[best].error) > limits[best]:
+            limits = {scale: max(limit, GROUP_MARGIN * abs(eager[scale].error)) for scale, limit in limits.items()}
+            best = min(limits, key=limits.__getitem__)
+        error, limit = judged[best].error, limits[best]
+        return _Judgment(Outcome.OK if abs(error) <= limit <= COARSEST else Outcome.SKIPPED, error, limit)
+
+    def _is_seen(self, left: float) -> bool:
+        """Tells whether a residual is larger than what rounding does to the loss; the limits in half precision allow for it."""
+        return self._precision.is_half or abs(left) >= NOISE_MARGIN * self._noise()
+
+    def _wrong(self, width: float, error: float, checked: float) -> GradientCheck:
+        layers = self._wrong_layers(width)
         return self._verdict(Outcome.WRONG, abs(next(iter(layers.values()), error)), checked, layers)
 
     def _verdict(
@@ -315,8 +447,8 @@ class _Search(FiniteDifferences):
             outcome=outcome, error=error, allowed=self._precision.allowed, layers=layers or {}, share_checked=checked
         )
 
-    def _wrong_layers(self, width: float, among: Sequence[str] | None) -> dict[str, float]:
-        moves = {name: move for name, move in self._moves(width).items() if move and (among is None or name in among)}
+    def _wrong_layers(self, width: float) -> dict[str, float]:
+        moves = {name: move for name, move in self._moves(width).items() if move}
         if len(moves) > MAX_SINGLE_LAYERS:
             moves = self._worst_half(moves, width)
         found = {}
@@ -331,7 +463,7 @@ class _Search(FiniteDifferences):
     def _worst_half(self, moves: Mapping[str, float], width: float) -> dict[str, float]:
         """Narrows down to one layer by halving."""
         names = list(moves)
-        signs = self._signs[0] if self._signs else dict.fromkeys(names, 1.0)
+        signs = self._signs[0]
         while len(names) > 1:
             halves = names[: len(names) // 2], names[len(names) // 2 :]
             left = [abs(self._error({n: moves[n] for n in half}, signs, width)) for half in halves]
@@ -347,6 +479,20 @@ class _Search(FiniteDifferences):
             signs = {name: random.choice((-1.0, 1.0)) for name in moves}
             if abs(sum(signs[name] * change for name, change in changes.items())) >= 0.999 * least:
                 return signs
+
+
+def _chosen(moves: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    return {name: moves[name] for name in names}
+
+
+def _scaled(moves: Mapping[str, float], scale: float) -> dict[str, float]:
+    return {name: scale * move for name, move in moves.items()}
+
+
+def _strided(names: Sequence[str], most: int) -> list[list[str]]:
+    """Divides layers into groups; neighbors, which act on each other most, are in different ones."""
+    count = min(most, len(names))
+    return [list(names[first::count]) for first in range(count)]
 
 
 def _plateau(errors: Mapping[float, float], allowed: float) -> tuple[float, float] | None:

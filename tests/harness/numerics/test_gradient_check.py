@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from compile_sweep.harness.apply import applied
 from compile_sweep.harness.diagnostics.advice import _gradient_check
 from compile_sweep.harness.numerics import gradient_check
 from compile_sweep.harness.numerics.check import NumericsStatus, judge
-from compile_sweep.harness.numerics.finite_differences import Differentiated
+from compile_sweep.harness.numerics.finite_differences import Differentiated, Look, Residual
 from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
@@ -233,6 +234,43 @@ def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_c
     assert next(iter(found.layers)) == "blocks.1.down"
 
 
+@pytest.mark.parametrize("layer", ["embed", "blocks.0.up", "blocks.1.down", "head"])
+def test_with_autocast_an_error_beside_the_roundings_of_small_steps_is_found(layer: str) -> None:
+    subject = Subject(net(), layer=layer, factor=1.06, autocast=True)
+    subject.ids = torch.randint(50, (32, 12))
+    found = subject.check(rounding=BFLOAT16)
+    assert found.outcome is Outcome.WRONG
+    assert list(found.layers) == [layer]
+
+
+@pytest.mark.parametrize("rounding", [FLOAT32, BFLOAT16])
+def test_where_the_loss_has_a_kink_eager_and_compiled_code_may_choose_different_sides(rounding: float) -> None:
+    subject = Subject(net())
+    weight, run = subject.model.get_parameter("head.weight"), subject.run
+    start = weight.detach().clone()
+
+    def run_with_kink() -> float:
+        loss, slope = run(), torch.ones_like(weight)
+        moved = float(((weight.detach() - start) * slope).sum())
+        side = 1.0 if moved > 1e-7 else -1.0 if moved < -1e-7 else -1.0 if subject.is_eager else 1.0
+        assert weight.grad is not None
+        weight.grad += 0.02 * side * slope
+        return loss + 0.02 * abs(moved)
+
+    subject.run = run_with_kink  # type: ignore[method-assign]
+    assert subject.check(rounding=rounding).outcome is not Outcome.WRONG
+
+
+def leave_over(monkeypatch: pytest.MonkeyPatch, error: Callable[[float, Any], float]) -> None:
+    """Makes lines of groups leave over an error, a function of each layer's change of the loss and of how the layers move."""
+
+    def look(search: Any, moves: Any) -> Look:
+        unit = sum(move * search._slopes[name] for name, move in moves.items()) / len(moves)
+        return Look(Residual(error(unit / search._size, moves) * unit, 0.0, 0.0), unit)
+
+    monkeypatch.setattr(gradient_check._Search, "_look", look)
+
+
 EAGER_RESNET = {1e-3: 0.105, 3e-3: -0.106, 3e-4: -0.276, 1e-2: -0.327}
 """Residuals of seven layers of a ResNet-50 under bfloat16 autocast on an H200, by width."""
 
@@ -257,11 +295,11 @@ def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
 ) -> None:
     subject = Subject(net(), autocast=True)
 
-    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
-        eager = scale * EAGER_RESNET[width]
+    def left_over(width: float, moves: Any) -> float:
+        eager = scale * EAGER_RESNET[min(EAGER_RESNET, key=lambda one: abs(math.log(one / width)))]
         return eager if subject.is_eager else compiled(eager)
 
-    monkeypatch.setattr(gradient_check._Search, "_error", left_over)
+    leave_over(monkeypatch, left_over)
     found = subject.check(draws=draws, rounding=BFLOAT16)
     assert found.outcome is outcome
     assert found.allowed == (None if allowed is None else pytest.approx(allowed))
@@ -271,11 +309,11 @@ def test_what_eager_leaves_over_too_is_not_held_against_compiled_code(
 def test_a_group_that_is_wrong_is_found_among_right_ones(monkeypatch: pytest.MonkeyPatch, draws: bool) -> None:
     subject = Subject(net(), autocast=True)
 
-    def left_over(search: Any, moves: Any, signs: Any, width: float) -> float:
+    def left_over(width: float, moves: Any) -> float:
         rounding = 5e-5 / width * (-1.0 if subject.is_eager else 1.0)
         return rounding + (0.5 if "blocks.0.up" in moves and not subject.is_eager else 0.0)
 
-    monkeypatch.setattr(gradient_check._Search, "_error", left_over)
+    leave_over(monkeypatch, left_over)
     found = subject.check(draws=draws, rounding=BFLOAT16)
     assert found.outcome is Outcome.WRONG
     assert list(found.layers) == ["blocks.0.up"]
