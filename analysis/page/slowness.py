@@ -14,7 +14,10 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 
 MOST_NAMED = 6  # maximum number of settings that are named per reason
 
-_LISTS = ("recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons")
+_LISTS = (
+    "recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons",
+    "findings",
+)  # fmt: skip
 
 
 class Reason(NamedTuple):

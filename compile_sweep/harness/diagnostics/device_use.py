@@ -10,6 +10,7 @@ kernel runs, and of which kind.
 Output: figures by name, for `TrialRecord.device_use`; unavailable ones are left out. On a CPU there are none.
 """
 
+import contextlib
 import re
 import time
 from collections import defaultdict
@@ -166,14 +167,26 @@ def device_use(
     if device.type != "cuda":
         return {}
     found: dict[str, float] = {}
-    try:
+
+    def work() -> dict[str, float]:
         with run_eagerly(), own_random_numbers(device, 0):
-            found |= count_work(lambda: step.forward_and_backward(batch))
-        found |= {"matrix_flops_per_s": matrix_rate(dtype, device), "copy_bytes_per_s": copy_rate(device)}
-        found["mfu"] = found["flops_per_step"] / (step_ms / 1e3) / found["matrix_flops_per_s"]
-        found["bandwidth"] = found["eager_bytes_per_step"] / (step_ms / 1e3) / found["copy_bytes_per_s"]
-        if speedup_eager is None or speedup_eager < FASTER_FROM:
-            found |= profiled(step, batch, step_ms, device)
-    except Exception:  # an operator that cannot be counted, no memory, a torch without a profiler: the measurement is still valid
-        pass  # keeps the figures so far
+            return count_work(lambda: step.forward_and_backward(batch))
+
+    def rates() -> dict[str, float]:
+        return {"matrix_flops_per_s": matrix_rate(dtype, device), "copy_bytes_per_s": copy_rate(device)}
+
+    def relative() -> dict[str, float]:
+        return {
+            "mfu": found["flops_per_step"] / (step_ms / 1e3) / found["matrix_flops_per_s"],
+            "bandwidth": found["eager_bytes_per_step"] / (step_ms / 1e3) / found["copy_bytes_per_s"],
+        }
+
+    parts: list[Callable[[], dict[str, float]]] = [work, rates, relative]
+    if speedup_eager is None or speedup_eager < FASTER_FROM:
+        found["kernels_per_step"] = 0.0  # unless the profiler sees some, which another profiler of the card may prevent
+        parts.append(lambda: profiled(step, batch, step_ms, device))
+    for part in parts:
+        # An operator that cannot be counted, no memory, a torch without a profiler: the measurement is still valid.
+        with contextlib.suppress(Exception):
+            found |= part()
     return found

@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.schema.causes.recompiles import fold_recompiles
+from compile_sweep.schema.causes.slowness import STILL_COMPILING
 
 JOB_STEPS = 100_000  # steps of a job that the rate of compiling is projected to
 
@@ -72,7 +73,7 @@ class LateCompiles:
         share = self.graphs / max(1, self.steps - self.first_step)
         job_s = seconds / self.graphs * share * JOB_STEPS
         projected = f"at this rate {JOB_STEPS:,} steps compile {share * JOB_STEPS:,.0f} graphs in {job_s / 60:,.0f} min"
-        return [f"{what}; compiling has not stopped and is part of every figure: {projected}, unless recompile_limit ends it"]
+        return [f"{what}; {STILL_COMPILING} and is part of every figure: {projected}, unless recompile_limit ends it"]
 
     def _why(self) -> str:
         series = fold_recompiles(reason for one in self.found for reason in one.reasons)

@@ -285,6 +285,9 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     of_breaks = {one and one.name for one in map(cause_of_break, breaks)}
     if cause is not None and cause.name == "output of unknown size" and of_breaks == {"recurrent layer"}:
         return _NAMED["length after a graph break"]  # its rows are time or samples
+    is_local = " from line " in series.first.function and series.first.source.isidentifier()
+    if cause is None and series.first.kind == "size 0" and is_local and "output of unknown size" in of_breaks:
+        return _NAMED["output of unknown size"]  # rows that were picked before an earlier break
     if cause is None and series.first.kind.startswith("size "):
         blocks = _NAMED["blocks of different sizes"]
         there = (one for one in fold_recompiles(recompiles) if one.first.function == series.first.function)

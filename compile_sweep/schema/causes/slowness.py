@@ -6,9 +6,13 @@ from typing import Any
 
 from compile_sweep.schema.causes.breaks import NOTHING_TO_DO, advice_on_break
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
-from compile_sweep.schema.causes.guards import advice_on_limit
+from compile_sweep.schema.causes.guards import advice_on_limit, cause_of_series, named_advice
+from compile_sweep.schema.causes.recompiles import fold_recompiles
 
 FASTER_FROM = 1.05  # speedup over eager from which a setting counts as faster
+
+STILL_COMPILING = "compiling has not stopped"
+"""In the finding about graphs that are compiled until the last timed step."""
 
 _SHORT_STEP_MS = 2.0
 """Step time below which fixed costs matter: a call of compiled code checks guards and passes through AOTAutograd's Python. Two
@@ -67,6 +71,11 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
 
 def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
     """Yields costs of code that is compiled."""
+    if any(STILL_COMPILING in text for text in found.get("findings", ())):
+        series = max(fold_recompiles(found["recompile_reasons"]), key=lambda one: one.count, default=None)
+        cause = cause_of_series(series, found["graph_break_reasons"], found["recompile_reasons"]) if series else None
+        helps = named_advice(cause, series) if series and cause else "see what recompiles, and why"
+        yield Slowness("recompiles", "it compiles again and again while steps are timed", helps)
     if (share := found.get("data_wait_share")) is not None and share >= _WAITS_FROM:
         yield Slowness(
             "data wait",
@@ -96,6 +105,12 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
 
 def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
     """Yields what a profile of the GPU shows; nothing without one."""
+    if use.get("kernels_per_step") == 0:
+        yield Slowness(
+            "not profiled",
+            "torch's profiler saw none of the GPU's kernels, so what limits a step is not known",
+            "run it again alone on the card, without another profiler such as Nsight or DCGM, or ask nsys where the time goes",
+        )
     if (busy := use.get("busy")) is None:
         return
     kernels = f"{use['kernels_per_step']:,.0f} kernels a step"

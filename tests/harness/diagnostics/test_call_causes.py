@@ -154,6 +154,21 @@ def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
     assert not trained_with(torch.tensor(0.1)).recompile_reasons
 
 
+def with_rows_of_two_kinds(net: Net, x: Tensor) -> Tensor:
+    high = (x[:, 0] > 0).nonzero().squeeze(1)
+    low = (x[:, 0] <= 0).nonzero().squeeze(1)
+    y: Tensor = x.index_add(0, high, net.layer(x[high])).index_add(0, low, net.layers[0](x[low]))
+    return y
+
+
+def test_rows_that_were_picked_before_an_earlier_break_depend_on_the_data_and_are_no_input() -> None:
+    found = run(with_rows_of_two_kinds, dynamic=False)
+    series = [one for one in fold_recompiles(found.recompile_reasons) if one.first.source == "high"]
+    assert series, found.recompile_reasons
+    causes = [cause_of_series(one, found.graph_break_reasons) for one in series]
+    assert {cause.name for cause in causes if cause} == {"output of unknown size"}, causes
+
+
 class Warming(torch.optim.SGD):
     """An optimizer with a schedule of its own, whose step calls that of torch."""
 

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from compile_sweep.contract.base import load_workload
-from compile_sweep.harness.diagnostics.device_use import copy_rate, count_work, kind_of_kernel, matrix_rate, time_by_kind
+from compile_sweep.harness.diagnostics.device_use import (
+    copy_rate,
+    count_work,
+    device_use,
+    kind_of_kernel,
+    matrix_rate,
+    time_by_kind,
+)
+from compile_sweep.harness.diagnostics.late_compiles import LateCompile, LateCompiles
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.causes.slowness import why_not_faster
@@ -83,6 +91,7 @@ FOUND: dict[str, Any] = {
     [
         ({}, ["not known"], "nothing that was recorded"),
         ({"mfu": 0.4}, ["not known"], "torch.profiler"),
+        ({"mfu": 0.4, "kernels_per_step": 0.0}, ["not profiled"], "saw none of the GPU's kernels"),
         ({"busy": 0.35, "kernels_per_step": 2345.0, "matmul_share": 0.9}, ["launch-bound"], "kernels 35% of the time, 2,345"),
         (
             {"busy": 0.97, "kernels_per_step": 90.0, "matmul_share": 0.5, "attention_share": 0.2, "mfu": 0.61},
@@ -108,6 +117,28 @@ def test_what_a_profile_says_is_why_a_setting_is_not_faster(use: dict[str, float
     assert why_not_faster({**FOUND, "device_use": use}, 1.2) == []
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler sees a GPU")
+def test_a_profile_that_fails_is_told_and_one_that_was_not_made_is_not() -> None:
+    layer = nn.Linear(2, 2)
+    step: Any = type("Step", (), {"forward_and_backward": layer, "__call__": lambda self, batch: layer(batch)})()
+    rest: dict[str, Any] = {"step_ms": 1.0, "dtype": torch.float32, "device": torch.device("cuda")}
+    batch: Any = torch.ones(1, 2)
+    assert device_use(step, batch, **rest, speedup_eager=1.0) == {"kernels_per_step": 0.0}
+    assert device_use(step, batch, **rest, speedup_eager=1.5) == {}
+
+
+def test_a_work_that_is_compiled_again_in_every_timed_step_is_no_faster_for_that() -> None:
+    recompiles = [f"forward (model.py:3): self.model.count == {number}" for number in range(9)]
+    late = LateCompiles(lambda batch: torch.zeros(()), recompiles, steps=4)
+    late.found = [LateCompile(step=number, graphs=1, seconds=0.5, reasons=[]) for number in range(4, 9)]
+    found = {**FOUND, "recompile_reasons": recompiles, "findings": late.sentences(has_stopped=False)}
+    (reason,) = why_not_faster(found, 0.3)
+    assert reason.name == "recompiles"
+    assert "self.register_buffer('count'," in reason.advice
+    (once,) = why_not_faster({**found, "findings": late.sentences(has_stopped=True)}, 0.3)
+    assert once.name == "not known"
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -120,8 +151,8 @@ def test_a_step_of_a_real_size_reaches_a_possible_share_of_the_card(name: str, s
     assert 0 < use["bandwidth"] < 1.5, use
     assert 1e13 < use["matrix_flops_per_s"] < 1e16, use
     assert 3e11 < use["copy_bytes_per_s"] < 1e13, use
-    assert 0.05 < use["busy"] <= 1, use
     assert use["kernels_per_step"] > 100, use
+    assert 0.05 < use["busy"] <= 1, use
     shares = {name: value for name, value in use.items() if name.endswith("_share")}
     assert sum(shares.values()) == pytest.approx(1)
     assert shares.get("other_share", 0.0) < 0.25, "kernels that no pattern knows"
