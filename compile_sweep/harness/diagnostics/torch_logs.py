@@ -114,6 +114,9 @@ def _function(name: str, path: str, line: str) -> str:
     return f"{'module of torch.nn' if 'torch/_dynamo/external_utils' in place else function_name(name)} ({place})"
 
 
+_TOLD = ("torch/optim/optimizer.py", "/functools.py")  # whose own graph breaks the user's line does not show
+
+
 class GraphBreak(NamedTuple):
     """A graph break: where torch saw it, and what it is."""
 
@@ -131,7 +134,7 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
     lines = [f"{users.place}{f' in {function_name(users.function)}' if users.function else ''}: {what}"]
     if users.code:
         lines.append(f"code: {users.code}")
-    if seen.place != users.place and (not is_torch_internal(seen.path) or "torch/optim/" in seen.path):
+    if seen.place != users.place and (not is_torch_internal(seen.path) or seen.path.endswith(_TOLD)):
         lines.append(f"inside: {seen.place}")
     breaks_at = users if is_torch_internal(seen.path) else seen
     if _is_package(breaks_at.path) and (library := module_path(breaks_at.path).partition("/")[0]) != "torch":
@@ -237,7 +240,7 @@ _NAMED_IN_CONTEXT = (
 
 
 def broken_function(error: BaseException | None) -> str | None:
-    """Returns the function of numpy, or the assertion, in which Dynamo failed, from the error it handles; else None.
+    """Returns the function of numpy, the assertion or the method in which Dynamo failed, from the error it handles; else None.
 
     Dynamo runs torch's own implementations of functions and reports what breaks inside, not which function it was.
     """
@@ -252,6 +255,8 @@ def broken_function(error: BaseException | None) -> str | None:
             called = getattr(step.tb_frame.f_locals.get("node"), "target", None) if name == "get_fake_value" else None
             if getattr(called, "__name__", None) == "_assert":
                 return "torch._assert"
+            if called == "item":  # which Dynamo calls itself for each element of a list
+                return "Tensor.tolist"
             step = step.tb_next
         error = error.__cause__ or error.__context__
     return None

@@ -32,8 +32,8 @@ _OWN_GENERATOR = (
 )
 
 _BUILTIN = (
-    "torch.compile cannot trace this function of Python: call it outside the forward, once in __init__ if it always returns the "
-    "same, or write it with torch operators"
+    "torch.compile cannot trace this operation of Python: do it outside the forward, once in __init__ if the result is always "
+    "the same, or write it with torch operators"
 )
 
 NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
@@ -103,7 +103,7 @@ BREAKS = (
         "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for "
         f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask",
         headline=r"Data dependent operator",
-        explanation=r"`aten\._local_scalar_dense",
+        explanation=r"`aten\._local_scalar_dense(?!.*\(Tensor\.tolist\))",
         needs_all=True,
     ),
     Cause(
@@ -112,7 +112,8 @@ BREAKS = (
         "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a "
         "position with x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
-        explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'",
+        explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
+        r"|failed with aten\._local_scalar_dense",
     ),
     Cause(
         "data-dependent branch",
@@ -149,6 +150,7 @@ BREAKS = (
         "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100), or set "
         "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
+        explanation=r"failed with aten\.nonzero",
     ),
     Cause(
         "own random generator",
@@ -310,6 +312,14 @@ BREAKS = (
         explanation=r"of class `\w+Backward`",
     ),
     Cause(
+        "cached property",
+        "functools.cached_property of Python 3.11 takes a lock at its first use, which torch.compile cannot trace: read the "
+        "property once in __init__, or compute it there",
+        explanation=r"enter a `RLock`",
+        inside=r"\bfunctools\.py",
+        needs_all=True,
+    ),
+    Cause(
         "lock or queue",
         "locks and queues of threads cannot be traced, and a function that holds a lock runs eagerly as a whole: lock, put and "
         "get outside compiled code, before the step or with what the forward returns",
@@ -340,8 +350,8 @@ BREAKS = (
     ),
     Cause(
         "side effect in a checkpoint",
-        "what torch.utils.checkpoint or a transform of torch.func calls may not change attributes or lists of the model, or the "
-        "whole function runs eagerly: count and collect before or after the call",
+        "what torch.utils.checkpoint, a transform of torch.func or a tensor's hook calls may not change attributes or lists of "
+        "the model, or the whole function runs eagerly: count and collect before or after that",
         headline=r"HOP: .*side effect",
     ),
     Cause(
@@ -424,6 +434,8 @@ def advice_on_break(text: str) -> str | None:
 def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     """Returns what helps against something that runs eagerly; a graph break at the same line says more than the fallback."""
     place = text.rpartition(", at ")[2] if ", at " in text else None
+    if resumed := re.match(r".* from line (\d+) on \((.+):\d+\) runs eagerly", text):
+        place = place or f"{resumed[2]}:{resumed[1]}"
     there = [one for one in breaks if place is not None and one.startswith((f"{place} ", f"{place}:"))]
     if advice := next(filter(None, map(advice_on_break, there)), None):
         around = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import itertools
 import logging
@@ -325,7 +326,28 @@ def with_match_kept(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+class Shape:
+    """An object that computes what it is asked for once."""
+
+    @functools.cached_property
+    def scale(self) -> float:
+        return 2.0
+
+
+_read_before = Shape()
+assert _read_before.scale == 2.0
+
+
+def with_cached_property(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * Shape().scale
+
+
+def with_cached_property_read_before(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * _read_before.scale
+
+
 BREAKS_OF_PYTHON = [
+    Case("cached property", with_cached_property, with_cached_property_read_before),
     Case("value that is not a tensor", with_match_kept, plain),
     Case("iterator made outside", with_values_in_turn, with_value_of_a_buffer),
     Case("break in a comprehension", with_break_in_a_comprehension, with_comprehension),

@@ -302,7 +302,13 @@ def with_noise_of_tensors(net: Net, x: Tensor) -> Tensor:
     return torch.randn_like(x) * net.heat + net.layer(x)
 
 
+def with_order_as_a_list(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return y[y[:, 0].argsort().tolist()]
+
+
 BREAKS_OF_VALUES = [
+    Case("value of a tensor", with_order_as_a_list, with_rows_in_order),
     Case("tensor in place of a number", with_dropout_of_a_buffer, with_dropout_of_tensors),
     Case("tensor in place of a number", with_noise_of_a_buffer, with_noise_of_tensors),
     Case("value of a tensor", with_sorted_rows, with_rows_in_order),

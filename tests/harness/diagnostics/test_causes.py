@@ -375,7 +375,7 @@ def test_a_fallback_has_the_advice_of_the_break_at_its_line() -> None:
     assert found.fallbacks
     measured = {**MEASURED, "fallbacks": found.fallbacks, "graph_break_reasons": found.graph_break_reasons}
     verdict = judge_measurement(measured, claims_cudagraphs=False)
-    assert "torch.compile cannot trace this function of Python" in (verdict.reason or "")
+    assert "torch.compile cannot trace this operation of Python" in (verdict.reason or "")
 
 
 @pytest.mark.parametrize(

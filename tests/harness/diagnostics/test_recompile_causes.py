@@ -525,8 +525,15 @@ def with_features(net: Net, number: int) -> Iterator[None]:
     yield
 
 
-def test_a_dictionary_that_only_the_first_forward_fills_does_not_grow() -> None:
-    (series,) = fold_recompiles(run(with_dictionary_filled_once, around=with_features).recompile_reasons)
+def with_table_of_a_size(net: Net, x: Tensor) -> Tensor:
+    if len(x) not in net.features:  # type: ignore[operator]
+        net.features[len(x)] = torch.arange(8.0)  # type: ignore[operator, assignment]
+    return net.layer(x) + net.features[len(x)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("forward", [with_dictionary_filled_once, with_table_of_a_size])
+def test_a_dictionary_that_only_the_first_forward_fills_does_not_grow(forward: Any) -> None:
+    (series,) = fold_recompiles(run(forward, around=with_features).recompile_reasons)
     assert (cause := cause_of_series(series))
     assert cause.name == "made in the first forward"
 
