@@ -84,9 +84,9 @@ LEAST_LOSS = 1e-5
 
 MAX_GROUPS = 16  # number of groups of layers that move in turn
 GROUP_MARGIN = 2.0  # multiple of eager's residual, up to which compiled code's residual of the same group is right
-FINE_SHARE = 0.25  # fraction of the allowed error that rounding should stay below; groups move further until it does
+FINE_SHARE = 0.2  # fraction of the allowed error that rounding should stay below; groups move further until it does
 FULL_SHARE = 0.6  # fraction of a width's change of the loss that a layer must be able to make, for that width to be its own
-SCALES = (2.0, 0.5)  # how far a group moves once more, if it is in doubt
+SCALES = (2.0, 0.7)  # how far a group moves once more, if it is in doubt
 MAX_CONFIRMED = 4  # number of wrong layers that are looked at once more, along other directions
 
 COARSEST = 0.5
