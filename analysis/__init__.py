@@ -4,8 +4,6 @@ Runs after or during a sweep, on its folder alone: no torch, no ray. `figures` a
 imported at first use.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

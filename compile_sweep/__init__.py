@@ -3,8 +3,6 @@
 Names that need torch are imported at first use, so that reading records does not load torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

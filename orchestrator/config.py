@@ -3,8 +3,6 @@
 The options of `python -m orchestrator.sweep` are the fields of these classes: the string below each is its help.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -13,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -309,12 +307,12 @@ class SweepConfig:
         return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SweepConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restores a configuration from the result of `to_dict`, of any version; TypeError or ConfigError if it does not work."""
-        config: SweepConfig = _read("", cls, values)
+        config: Self = _read("", cls, values)
         return config
 
-    def to_resume(self) -> SweepConfig:
+    def to_resume(self) -> Self:
         """Returns what a resuming command begins with: without fields about one run, and without settings to try."""
         is_usual = self.trial_deadline_s == self.compile_deadline_s + AFTER_COMPILING_S  # as earlier versions stored it
         deadline_s = 0.0 if is_usual else self.trial_deadline_s

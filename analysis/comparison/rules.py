@@ -4,13 +4,11 @@ A rule about a change is broken only if the change is also significant: a gate t
 A setting that is no longer usable breaks every rule about its figures, because nothing shows that it still obeys them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pandas as pd
 
@@ -37,7 +35,7 @@ class Rule(NamedTuple):
     kind: Kind | None = None  # kind of news, for a rule about news
 
     @classmethod
-    def parse(cls, words: str) -> Rule:
+    def parse(cls, words: str) -> Self:
         """Parses a rule such as `compile_s>+15%`, `peak_memory_bytes>40GiB` or `failures`; raises ConfigError for other text."""
         if words.strip() in NEWS_KINDS:
             return cls(words.strip(), "", True, 0.0, False, False, Kind(words.strip()))

@@ -4,8 +4,6 @@ A workload builds its model, batches and optimizer, and names the parts of the m
 nothing about compile settings except the shape policy that its batches are padded by.
 """
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,11 +44,11 @@ class Batch:
     tokens: int
     """Useful tokens, without padding."""
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> Self:
         """Copies the batch to page-locked memory, from which a GPU copy does not block; a DataLoader calls this."""
         return replace(self, inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()})
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         """Copies the batch to `device`; a copy from page-locked memory may still be in progress on return."""
         return replace(self, inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()})
 

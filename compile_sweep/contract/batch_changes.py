@@ -3,8 +3,6 @@
 A dimension changes if its size differs between batches. Batches that hold the same tensors are of one kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Names that the installed torch knows, and the refusal of settings with other names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module

@@ -1,10 +1,8 @@
 """What a plan must know about a workload: plain values, because they come from another process. Needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from compile_sweep.contract.options import Option
 from compile_sweep.schema.choices import Attention, MemoryFormat
@@ -88,7 +86,7 @@ class WorkloadFacts:
         return {**values, "options": options, "needs_gpu": needs_gpu, "job_options": sorted(self.job_options)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WorkloadFacts:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restores the facts from the result of `to_dict`."""
         parts, layout = values["parts"], values["memory_format"]
         return cls(

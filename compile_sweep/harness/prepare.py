@@ -4,11 +4,10 @@ Everything that follows from the two is decided here: which modules a scope comp
 must contain, and whether the installed torch supports the settings at all.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import nn
@@ -119,18 +118,18 @@ class Prepared:
         """Returns the settings as Python for this workload's model; this text is executed for measuring."""
         return to_source(self.settings, self.facts(model))
 
-    def with_settings(self, settings: CompileSettings) -> Prepared:
+    def with_settings(self, settings: CompileSettings) -> Self:
         """Returns the workload under other settings, such as those of an eager reference, without validating them."""
         policy = self.workload.shape_policy(settings)
         return replace(self, settings=settings, policy=policy)
 
-    def compiling(self, modules: Sequence[str]) -> Prepared:
+    def compiling(self, modules: Sequence[str]) -> Self:
         """Returns the same settings with only these modules compiled, one by one, and all others eager."""
         prepared = self.with_settings(replace(self.settings, scope=Scope.MODULAR, parts=None))
         prepared._modules = {name: {} for name in modules}
         return prepared
 
-    def eager_counterpart(self) -> Prepared:
+    def eager_counterpart(self) -> Self:
         """Returns the eager run that a run under these settings is compared with."""
         return self.with_settings(self.settings.eager_counterpart())
 

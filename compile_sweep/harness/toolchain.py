@@ -9,8 +9,6 @@ files, so the first cold compile on a host would take seconds longer than later 
 on an H200 host, as long as it takes to build a model; exported settings start them on import, and so does a trial.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A record is any mapping with the fields of a `TrialRecord`: `dataclasses.asdict` of one, or a row of a recorded table.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
@@ -57,7 +55,7 @@ class Objective:
     goal: Goal
 
     @classmethod
-    def parse(cls, text: str) -> Objective:
+    def parse(cls, text: str) -> Self:
         """Parses text such as `samples_per_s:max`; raises ConfigError for an unknown figure or without a direction."""
         name, _, goal = (part.strip() for part in text.partition(":"))
         _check_field(name, f"objective {text!r}")
@@ -88,7 +86,7 @@ class Constraint:
     bound: float  # the bound, in the field's own unit
 
     @classmethod
-    def parse(cls, text: str) -> Constraint:
+    def parse(cls, text: str) -> Self:
         """Parses text such as `compile_s<=120` or `peak_memory_bytes<=40GiB`; raises ConfigError if it does not fit."""
         found = re.fullmatch(r"\s*(\w+)\s*(<=|>=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
         if found is None:
@@ -133,7 +131,7 @@ class Aims:
                 raise ConfigError(f"the objective {name} is given twice; give it once")
 
     @classmethod
-    def parse(cls, objectives: Iterable[str] = (), constraints: Iterable[str] = ()) -> Aims:
+    def parse(cls, objectives: Iterable[str] = (), constraints: Iterable[str] = ()) -> Self:
         """Parses objectives (by default the usual three) and constraints; raises ConfigError for an invalid or repeated one."""
         chosen = tuple(Objective.parse(text) for text in objectives) or DEFAULT_OBJECTIVES
         return cls(chosen, tuple(Constraint.parse(text) for text in constraints))

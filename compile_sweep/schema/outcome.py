@@ -8,15 +8,13 @@ gets one more try. Where Dynamo's traces are stored (`--precompile`), torch may 
 the setting then gets one try without.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Self
 
 from compile_sweep.schema.causes.breaks import advice_on_fallback
 from compile_sweep.schema.causes.errors import MEMORY_ADVICE, advice_on_cudagraph_skip, advice_on_error, advice_on_exception
@@ -84,7 +82,7 @@ class Label(StrEnum):
 
     def __new__(  # the defaults are for mypy, which takes a lookup, Label("nan"), for a call of this
         cls, word: str, status: Status = Status.FAILED, fault: Fault = Fault.UNCERTAIN, tries: int = 1, meaning: str = ""
-    ) -> Label:
+    ) -> Self:
         label = str.__new__(cls, word)
         label._value_ = word
         label.status, label.fault, label.tries, label.meaning = status, fault, tries, meaning

@@ -4,13 +4,11 @@ Two spellings of the same thing are equal: `mode=default, cudagraphs=on` is `mod
 `torch._inductor.list_mode_options` defines that mode so. A combination that cannot work raises `SettingsError` with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 from compile_sweep.schema.choices import (
     WITHOUT_CUDAGRAPHS,
@@ -308,7 +306,7 @@ class CompileSettings:
         return _values(self) == _values(other) and (self is other or self.key == other.key)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CompileSettings:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Builds settings from fields as `to_dict` or a person wrote them; names may be dotted as in a key.
 
         Raises:
@@ -317,7 +315,7 @@ class CompileSettings:
         return cls(**group_by_field(values, [f.name for f in fields(cls)], _DOTTED))
 
     @classmethod
-    def parse(cls, text: str) -> CompileSettings:
+    def parse(cls, text: str) -> Self:
         """Parses `key`, or a part of it such as `scope=regional,dynamic=auto`.
 
         Raises:
@@ -391,7 +389,7 @@ class CompileSettings:
         value = dict(self.workload or ()).get("batch_size")
         return value if type(value) is int else None
 
-    def with_batch_size(self, size: int | None) -> CompileSettings:
+    def with_batch_size(self, size: int | None) -> Self:
         """Returns the settings with another batch size; None for the workload's own."""
         others = [option for option in self.workload or () if option[0] != "batch_size"]
         chosen = others if size is None else [*others, ("batch_size", size)]
@@ -444,7 +442,7 @@ class CompileSettings:
             max_length, multiple=multiple, buckets=buckets, shortest=shortest, min_length=min_length, window=window
         )
 
-    def eager_counterpart(self) -> CompileSettings:
+    def eager_counterpart(self) -> Self:
         """Returns the eager settings of the same precision that a run is compared with, on the same batches.
 
         They use the workload's own attention, because another implementation must give the same numbers, reduce gradients the
@@ -453,7 +451,7 @@ class CompileSettings:
         # Another memory format, attention kernel or float8 is part of the setting under test, so the reference has none of them.
         precision: dict[str, Any] = {"matmul_precision": self.matmul_precision, "autocast": self.autocast}
         ddp = self.ddp.for_eager() if self.ddp is not None else None
-        return CompileSettings(scope=Scope.EAGER, workload=self.workload, accumulate=self.accumulate, ddp=ddp, **precision)
+        return type(self)(scope=Scope.EAGER, workload=self.workload, accumulate=self.accumulate, ddp=ddp, **precision)
 
     def num_graphs(self, max_length: int, min_length: int = 1) -> int:
         """Returns how many graphs the compiler should build of each compiled function."""
@@ -485,12 +483,12 @@ class CompileSettings:
         if self.buckets is not None and self.buckets[-1] != max_length:
             raise SettingsError(f"buckets={format_value(self.buckets)} must end with the workload's {max_length} tokens")
 
-    def for_lengths_below_the_multiple(self, max_length: int) -> CompileSettings:
+    def for_lengths_below_the_multiple(self, max_length: int) -> Self:
         """Returns the settings for batches so short that rounding up to the usual multiple would leave a single length."""
         is_short = self.pad_multiple == DEFAULT_PAD_MULTIPLE > max_length
         return replace(self, pad_multiple=1) if is_short else self
 
-    def for_one_shape(self) -> CompileSettings:
+    def for_one_shape(self) -> Self:
         """Returns the settings for batches that all have one shape, which no padding changes."""
         padding = Padding.MAX if self.scope is Scope.EAGER else self.padding
         return replace(self, padding=padding, pad_multiple=None)

@@ -1,7 +1,5 @@
 """Which script to run and how: plain values that cross processes."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os
@@ -10,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from compile_sweep.schema.errors import CompileSweepError, SettingsError
 from compile_sweep.schema.setting_text import BATCH_SIZE, quote_value, with_batch_size
@@ -63,7 +61,7 @@ class ScriptJob:
         in_place: bool = False,
         seed: int = 0,
         batch_argument: str | None = None,
-    ) -> ScriptJob:
+    ) -> Self:
         """Returns the job that starts a Python file, or a module by its dotted name; raises ScriptError if there is none."""
         base = Path(folder or os.getcwd()).absolute()
         file, module = base / path, None
@@ -86,7 +84,7 @@ class ScriptJob:
         )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ScriptJob:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restores a job from the result of `to_dict`; raises TypeError for fields that it did not write."""
         arguments = values.get("arguments")
         if not isinstance(arguments, list | tuple) or not all(isinstance(word, str) for word in arguments):
@@ -101,7 +99,7 @@ class ScriptJob:
         """Converts to plain JSON values."""
         return {**asdict(self), "arguments": list(self.arguments)}
 
-    def under(self, settings: CompileSettings) -> ScriptJob:
+    def under(self, settings: CompileSettings) -> Self:
         """Returns the job with the settings' batch size among its arguments; ScriptError if its option is not known."""
         if settings.batch_size is None:
             return self

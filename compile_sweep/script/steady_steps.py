@@ -9,13 +9,12 @@ is allocated, CUDA graphs are recorded. A workload's warm-up goes through every 
 steps with a new shape count as warm-up, unless they are not slower or shapes hardly ever come again.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
@@ -54,7 +53,7 @@ class Stream:
     _look_again_at: int = 0
 
     @classmethod
-    def after(cls, warmup: Sequence[StepTime], protocol: Protocol, device: torch.device) -> Stream:
+    def after(cls, warmup: Sequence[StepTime], protocol: Protocol, device: torch.device) -> Self:
         """Returns a stream whose passes fit the last steps of a warm-up."""
         seen = [one.ms for one in warmup if not one.is_new][-5:]
         (step_ms,) = agreed_numbers([statistics.median(seen or [one.ms for one in warmup[-5:]])], device)

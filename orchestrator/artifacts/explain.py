@@ -1,9 +1,8 @@
 """Explains why one trial's artifacts do not serve another: the components that differ, the decisive one first. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
@@ -27,7 +26,7 @@ class Side:
     entries: frozenset[tuple[str, str]] | None = None  # kinds and keys of the trial's artifacts
 
     @classmethod
-    def of(cls, manifest: Manifest, name: str) -> Side:
+    def of(cls, manifest: Manifest, name: str) -> Self:
         """Returns the trial that a manifest describes."""
         return cls(
             name=name,

@@ -4,8 +4,6 @@ The facts of a manifest are the components that make artifacts useless or wrong 
 if all facts are equal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -17,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pynvml
 
@@ -135,7 +133,7 @@ class Entry:
     signature: str = ""
 
     @classmethod
-    def of(cls, artifact: Artifact, environment: str, key: SigningKey) -> Entry:
+    def of(cls, artifact: Artifact, environment: str, key: SigningKey) -> Self:
         """Returns an artifact's signed entry."""
         entry = cls(
             kind=artifact.kind,
@@ -191,7 +189,7 @@ class Manifest:
         """Size of its artifacts in bytes, counting each content once."""
         return sum({entry.digest: entry.size_bytes for entry in self.entries}.values())
 
-    def signed(self, key: SigningKey) -> Manifest:
+    def signed(self, key: SigningKey) -> Self:
         """Returns a copy with a signature."""
         return replace(self, signature=key.sign(self._message()))
 
@@ -204,7 +202,7 @@ class Manifest:
         return _json({"version": VERSION, **self._values()})
 
     @classmethod
-    def from_json(cls, text: bytes) -> Manifest:
+    def from_json(cls, text: bytes) -> Self:
         """Parses what `to_json` wrote, without verifying its signature; raises CacheError for anything else."""
         try:
             values = json.loads(text.decode())  # given bytes, it would guess an encoding

@@ -3,8 +3,6 @@
 The key is never stored in the cache, where anyone with write access could use it to sign.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os
@@ -14,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from compile_sweep.schema.errors import CacheError
 from compile_sweep.schema.journal import read_regular
@@ -32,7 +31,7 @@ class SigningKey:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def load(cls, path: Path | None = None, environ: Mapping[str, str] = os.environ) -> SigningKey:
+    def load(cls, path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Self:
         """Loads the key from the environment variable, or else from a file, created at first use and readable by its owner only.
 
         Args:
@@ -58,7 +57,7 @@ class SigningKey:
             ) from None
 
     @classmethod
-    def _parsed(cls, text: str, origin: str) -> SigningKey:
+    def _parsed(cls, text: str, origin: str) -> Self:
         try:
             secret = bytes.fromhex(text.strip())
         except ValueError:

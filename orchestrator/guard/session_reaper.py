@@ -13,14 +13,13 @@ import select
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.guard.scratch_folders import remove_abandoned
-from orchestrator.guard.watchdog import SESSION_MARKER, find_marked, kill_marked, sessions_led_by, unmarked_environment
+from orchestrator.guard.watchdog import SESSION_MARKER, find_marked, kill_marked, sessions_led_by, start_apart
 
 SCRATCH_PREFIXES = ("compile-sweep-tune-", "compile-sweep-trial-")
 """Prefixes of the folders for temporary files that a killed driver and its workers leave behind."""
@@ -60,16 +59,8 @@ def session_reaper(marker: str, ray_folder: Path, grace_s: float) -> Iterator[Se
     """Starts the reaper. After the block and `grace_s`, this process kills what is left of the session, and the reaper ends."""
     theirs, mine = os.pipe()
     try:
-        started = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.guard.session_reaper", marker, str(ray_folder)],
-            env={**unmarked_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=theirs,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-        )
-        threading.Thread(target=started.wait, name="collects-the-reaper", daemon=True).start()
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        start_apart("orchestrator.guard.session_reaper", marker, str(ray_folder), stdin=theirs, cwd="/", **silent)
         reaper = SessionReaper(marker, mine)
         try:
             yield reaper

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from orchestrator.guard.log_bounds import free_middle
 
@@ -117,18 +117,17 @@ def start_reaper(scratch: Path) -> None:
     if not marker:
         raise RuntimeError(f"{ATTEMPT_MARKER} is not set, so this process's children could not be identified")
     mine = os.getpid()
-    started = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.guard.watchdog", str(mine), _start_time(mine) or "", marker, str(scratch)],
-        env={**unmarked_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    threading.Thread(target=started.wait, name="starts-the-reaper", daemon=True).start()  # it forks and exits at once, see below
+    words = (str(mine), _start_time(mine) or "", marker, str(scratch))
+    start_apart("orchestrator.guard.watchdog", *words, stdin=subprocess.DEVNULL)  # it forks and exits at once, see below
 
 
-def unmarked_environment() -> dict[str, str]:
-    """Returns this process's environment without the markers, for a process that outlives what they identify."""
-    return {name: value for name, value in os.environ.items() if name not in (ATTEMPT_MARKER, SESSION_MARKER)}
+def start_apart(module: str, *words: str, **options: Any) -> None:
+    """Runs a module in a session of its own, with these options of `Popen`. It outlives what the markers identify."""
+    environment = {name: value for name, value in os.environ.items() if name not in (ATTEMPT_MARKER, SESSION_MARKER)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-m", module, *words]
+    started = subprocess.Popen(command, env=environment, start_new_session=True, **options)
+    threading.Thread(target=started.wait, name="collects-what-ends", daemon=True).start()
 
 
 def kill_marked(marker: str, variable: str = ATTEMPT_MARKER, sessions: Collection[int] = ()) -> int:

@@ -1,7 +1,5 @@
 """Asks a fresh process for facts about a workload and the installed torch for a plan, so that the driver imports neither."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -15,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from compile_sweep.child_process import kill_session
 from compile_sweep.contract.workload_facts import WorkloadFacts
@@ -69,7 +67,7 @@ class Describer:
                     stream.close()  # type: ignore[union-attr]
             self._process, self._unread = None, b""
 
-    def __enter__(self) -> Describer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

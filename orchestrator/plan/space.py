@@ -1,13 +1,11 @@
 """The search space: every combination of the settings' values, without those that cannot work or that this machine cannot run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 from compile_sweep.contract.installed_torch import InstalledTorch, refuse_unknown_names
 from compile_sweep.contract.options import (
@@ -49,7 +47,7 @@ class Target(WorkloadFacts):
     """Names that the installed torch knows."""
 
     @classmethod
-    def of(cls, facts: WorkloadFacts, *, has_gpu: bool, num_workers: int = 1, **asked: Any) -> Target:
+    def of(cls, facts: WorkloadFacts, *, has_gpu: bool, num_workers: int = 1, **asked: Any) -> Self:
         """Returns what settings must fit to run this workload; `asked` may be `foreach_map_refusal` and `torch`."""
         known = {field.name: getattr(facts, field.name) for field in fields(WorkloadFacts)}
         return cls(**known, has_gpu=has_gpu, num_workers=num_workers, **asked)

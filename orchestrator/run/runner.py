@@ -3,8 +3,6 @@
 Also contains what both share: choosing the next setting, and deciding which running trials to stop.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import time
@@ -14,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.record import TrialRecord
@@ -116,7 +114,7 @@ class Proposals:
         self._proposer, self._may_start, self._new_records, self._enough = proposer, may_start, new_records, enough
 
     @classmethod
-    def of(cls, batch: Batch, is_over: Callable[[], bool]) -> Proposals:
+    def of(cls, batch: Batch, is_over: Callable[[], bool]) -> Self:
         """Returns the proposals of a batch, which end when `is_over` returns true."""
 
         def may_start(setting: CompileSettings) -> bool:

@@ -1,12 +1,10 @@
 """What a trial is asked to do, and the record it ends with. Crosses processes as plain values."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from compile_sweep.contract.workload_names import is_in_users_folder
 from compile_sweep.schema.attempt_record import why_impossible
@@ -75,7 +73,7 @@ class TrialPlan:
     """Whether graphs that repeat others get no code (`repeated_graphs.py`)."""
 
     @classmethod
-    def of(cls, config: SweepConfig, folder: Path, **own: Any) -> TrialPlan:
+    def of(cls, config: SweepConfig, folder: Path, **own: Any) -> Self:
         """Returns the plan of a sweep's trials."""
         return cls(
             folder=str(folder.resolve()),
@@ -113,7 +111,7 @@ class Assignment:
     settings: CompileSettings
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restores an assignment from the result of `to_dict`."""
         settings = CompileSettings.parse(values["settings_key"])
         return cls(plan=TrialPlan(**values["plan"]), trial_id=values["trial_id"], settings=settings)
@@ -122,7 +120,7 @@ class Assignment:
         """Converts to plain values, as Tune's and Train's configurations require."""
         return {"plan": asdict(self.plan), "trial_id": self.trial_id, "settings_key": self.settings.key}
 
-    def after(self, failed: Sequence[str]) -> Assignment:
+    def after(self, failed: Sequence[str]) -> Self:
         """Returns the assignment for the next attempt, without Dynamo's traces if those ended one of the failed attempts."""
         lost = self.plan.precompile and was_lost_to_precompile(failed)
         return replace(self, plan=replace(self.plan, precompile=False)) if lost else self

@@ -1,10 +1,9 @@
 """Selects what earlier sweeps' records may teach a new sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Self
 
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
@@ -26,19 +25,19 @@ class Origin:
     pipeline: str
 
     @classmethod
-    def of(cls, record: TrialRecord) -> Origin:
+    def of(cls, record: TrialRecord) -> Self:
         """Returns the origin of a record's figures."""
         return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})
 
     @classmethod
-    def of_all(cls, found: Iterable[TrialRecord]) -> Origin:
+    def of_all(cls, found: Iterable[TrialRecord]) -> Self:
         """Returns the common origin of several records' figures; trials that died do not reveal the environment."""
         origins = [cls.of(record) for record in found]
         if not origins:
             raise ValueError("an origin needs records")
         return next((origin for origin in origins if origin.environment_key is not None), origins[0])
 
-    def difference(self, other: Origin) -> str | None:
+    def difference(self, other: Self) -> str | None:
         """Says in what another origin is known to differ; None if in nothing."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)

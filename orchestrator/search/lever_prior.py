@@ -4,8 +4,6 @@
 on one workload: the median, over pairs of settings that differ in nothing else, of the logarithm of the ratio of their speeds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from compile_sweep.schema.errors import ConfigError
 from orchestrator.search.levers import Lever, kind_of
@@ -71,8 +69,7 @@ class LeverGain:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            kind = {"str": str, "bool": bool, "int": int, "float": float}[str(one.type)]
-            if type(getattr(self, one.name)) is not kind:
+            if type(getattr(self, one.name)) is not one.type:
                 raise TypeError(f"{one.name} is {getattr(self, one.name)!r}")
         if not math.isfinite(self.log_gain) or self.pairs < 0 or self.failed < 0 or self.pairs + self.failed == 0:
             raise ValueError(f"{self.lever} of {self.workload} holds no gain")
@@ -98,10 +95,10 @@ class Prior:
         for gain in gains:
             self._gains[gain.lever, gain.compiled].append(gain)
 
-    def elsewhere(self, workload: str, *, has_gpu: bool) -> Prior:
+    def elsewhere(self, workload: str, *, has_gpu: bool) -> Self:
         """Returns the entries of workloads in other families."""
         every = [gain for gains in self._gains.values() for gain in gains if family(gain.workload) != family(workload)]
-        return Prior(every, "cuda" if has_gpu else "cpu")
+        return type(self)(every, "cuda" if has_gpu else "cpu")
 
     def of(self, lever: Lever, *, compiled: bool) -> Expectation:
         """Returns what a lever is expected to be worth."""

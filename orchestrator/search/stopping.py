@@ -1,10 +1,9 @@
 """Decides when a search has done enough: a front that no longer moves, or a spent budget."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims, Record, figure
@@ -18,7 +17,7 @@ class StableFront:
     trials: int
 
     @classmethod
-    def parse(cls, text: str) -> StableFront:
+    def parse(cls, text: str) -> Self:
         """Parses a rule such as `front stable for 6 trials`; raises ConfigError for other text."""
         found = re.fullmatch(r"\s*front\s+stable\s+for\s+([1-9]\d{0,5})\s+trials?\s*", text)
         if found is None:

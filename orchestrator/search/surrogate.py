@@ -5,10 +5,9 @@ gain under one scope is expected under another, and part to all fields together,
 Only the scale of each figure is fitted, so that predictions take a millisecond and mean the same from the first trial on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ class Scale:
     spread: float
 
     @classmethod
-    def of(cls, figures: Floats) -> Scale:
+    def of(cls, figures: Floats) -> Self:
         """Returns the scale of these figures, of which there must be at least one."""
         sizes = np.abs(figures[figures != 0])
         unit = 0.02 * float(np.median(sizes)) if len(sizes) else 1.0

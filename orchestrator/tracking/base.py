@@ -3,15 +3,13 @@
 Also converts a trial's record, and the sweep's `sweep.json`, to what trackers show of them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.record import TrialRecord, WarmStart
@@ -44,7 +42,7 @@ class Destination:
     where: str  # A URI, an absolute folder, or a project. It may contain a password; `str` hides it.
 
     @classmethod
-    def parse(cls, text: str) -> Destination:
+    def parse(cls, text: str) -> Self:
         """Parses `SERVICE:WHERE`; raises ConfigError for other text."""
         name, colon, where = text.strip().partition(":")
         if name not in list(Service) or not colon or not where.strip():

@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -122,19 +121,25 @@ class Delivery:
                 self._refused.append(_said(error))
 
 
-_TRACKERS = {Service.MLFLOW: "MlflowRuns", Service.TENSORBOARD: "EventFiles", Service.WANDB: "WandbRuns"}
-"""Class of each service's tracker, in the module that is called like the service."""
-
-
 def opened(destination: Destination, output: Path) -> Tracker:
     """Opens a destination's tracker; raises ConfigError if its library is not installed, or any error of that library."""
     try:
-        module = import_module(f"orchestrator.tracking.{destination.service}")  # imports the library, which few sweeps need
-        tracker: Tracker = getattr(module, _TRACKERS[destination.service])(destination.where, output)
+        match destination.service:  # each imports its library, which most sweeps do not need
+            case Service.MLFLOW:
+                from orchestrator.tracking.mlflow import MlflowRuns
+
+                return MlflowRuns(destination.where, output)
+            case Service.TENSORBOARD:
+                from orchestrator.tracking.tensorboard import EventFiles
+
+                return EventFiles(destination.where, output)
+            case Service.WANDB:
+                from orchestrator.tracking.wandb import WandbRuns
+
+                return WandbRuns(destination.where, output)
     except ModuleNotFoundError as error:
         name = destination.service
         raise ConfigError(f"--log-to {destination} needs {error.name}; install it with: make install EXTRAS={name}") from None
-    return tracker
 
 
 def _said(error: BaseException) -> str:

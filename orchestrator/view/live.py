@@ -1,7 +1,5 @@
 """What a person sees while a sweep runs: a live view on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -11,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.constrain import Constrain
@@ -89,7 +88,7 @@ class LiveView:
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self._live: Live | None = None
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live = Live(self._rendered(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()

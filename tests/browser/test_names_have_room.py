@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
-from report_browser import FLAGS, PATIENCE_MS, Visit, boxes, overlap
+from report_browser import Visit, boxes, overlap
 from sweep_folders import ReportOn, trial, typical_trials
 
 from compile_sweep.schema.record import TrialRecord
@@ -16,14 +15,6 @@ sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
 FURTHER = pytest.mark.nightly("one more width; other cases cover the check")
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE_MS)
-        yield running
-        running.close()
 
 
 def close_ends() -> list[TrialRecord]:

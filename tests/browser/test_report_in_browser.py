@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_browser import FLAGS, PATIENCE_MS, Visit, boxes, overlap
+from report_browser import Visit, boxes, overlap
 from sweep_folders import MakeSweep, ReportOn, trial, typical_trials
 
 import analysis
@@ -22,14 +21,6 @@ SAME_PADDING, COMPILE = 6, 6
 """Column numbers in the table, from 1: the first with all columns, the second without the details."""
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE_MS)
-        yield running
-        running.close()
 
 
 def test_the_report_draws_offline_without_errors_or_requests(browser: sync_api.Browser, report_on: ReportOn) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_browser import FLAGS, PATIENCE_MS, Visit
+from report_browser import Visit
 from sweep_folders import MakeSweep, ReportOn, trial, warm_start
 
 import analysis
@@ -25,14 +24,6 @@ OPEN_S = 2.0
 """Seconds until the front of a sweep of 500 trials must be drawn."""
 MOST_BYTES = 6_000_000
 """Maximum size of a report on 10,000 trials."""
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE_MS)
-        yield running
-        running.close()
 
 
 def many(count: int) -> list[TrialRecord]:

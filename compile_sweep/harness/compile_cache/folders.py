@@ -8,8 +8,6 @@ Files that the next process regenerates anyway (Python and C++ source) are left 
 Restoring only writes files, below the given folders and nowhere else; torch reads them when it compiles.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -25,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from torch._inductor.codecache import sha256_hash
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
@@ -63,7 +61,7 @@ class CacheFolders:
     triton: Path
 
     @classmethod
-    def of_process(cls) -> CacheFolders:
+    def of_process(cls) -> Self:
         """Returns this process's folders, from `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`, or else torch's defaults.
 
         Torch's default for Triton has a folder per GPU; this is the first GPU's.

@@ -17,15 +17,13 @@ So a warm compile time plus `saved_s` approximates the cold one. C++ libraries t
 such a graph is recorded as cheaper than it is.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 from torch._dynamo.package import CompilePackage
 from torch._dynamo.utils import compilation_time_metrics
@@ -76,7 +74,7 @@ class CacheUsage:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CacheUsage:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restores usage from the result of `to_dict`."""
         hit_keys = [(kind, key) for kind, key in values["hit_keys"]]
         return cls(**{**values, "hit_keys": hit_keys, "cost_s": {(kind, key): cost_s for kind, key, cost_s in values["cost_s"]}})
