@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from compile_sweep.contract.installed_torch import config_module, torch_version
-from compile_sweep.harness.diagnostics.coverage import Expectation, shared_code, steps_of
+from compile_sweep.harness.diagnostics.coverage import Expectation, forward_names, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
@@ -421,8 +421,8 @@ def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
     if settings.optimizer in COMPILED_OPTIMIZERS:
         words.append(f"optimizer={settings.optimizer}")
         targets |= {f"the step of {type(optimizer).__name__}": steps_of(optimizer) for optimizer in found.optimizers}
-    shared = shared_code(module for target in found.compiled for module in target.module.modules())
-    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, shared=shared)
+    forwards = forward_names(module for target in found.compiled for module in target.module.modules())
+    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, names=forwards)
 
 
 class OwnCompile:

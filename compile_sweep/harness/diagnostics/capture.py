@@ -57,7 +57,7 @@ class Diagnostics:
 def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnostics]:
     """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards."""
     diagnostics = Diagnostics()
-    reader = _Reader(diagnostics, expected.shared if expected is not None else None)
+    reader = _Reader(diagnostics, expected.names if expected is not None else None)
     converted: set[CodeType] = set()
     graphs_before = counters["stats"]["unique_graphs"]
     skips_before = counters["inductor"]["cudagraph_skips"]
@@ -100,9 +100,9 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
 class _Reader:
     """Sorts torch's log records into a `Diagnostics`."""
 
-    def __init__(self, into: Diagnostics, shared: Mapping[str, str] | None = None) -> None:
+    def __init__(self, into: Diagnostics, names: Mapping[str, str] | None = None) -> None:
         self._into = into
-        self._shared = shared or {}
+        self._names = names or {}
         self._breaks: set[tuple[str, str]] = set()
         self._outside: list[str] = []
         self.outside_cudagraphs: list[str] = []
@@ -148,19 +148,19 @@ class _Reader:
             _add(self._into.graph_break_reasons, found.text)
 
     def _recompile(self, record: logging.LogRecord) -> None:
-        self._into.recompile_reasons.append(self._with_owner(torch_logs.parse_recompile(_text(record))))
+        self._into.recompile_reasons.append(self._renamed(torch_logs.parse_recompile(_text(record))))
 
     def _frame(self, record: logging.LogRecord) -> None:
         text = _text(record)
         if hit := torch_logs.parse_recompile_limit(text):
-            _add(self._into.recompile_limit_hits, self._with_owner(hit))
+            _add(self._into.recompile_limit_hits, self._renamed(hit))
         elif fallback := torch_logs.parse_not_converted(text, record.exc_info[1] if record.exc_info else None):
             _add(self._into.fallbacks, fallback)
 
-    def _with_owner(self, text: str) -> str:
-        """Returns the text with the class in the name of a forward that several modules share."""
+    def _renamed(self, text: str) -> str:
+        """Returns the text with the function at its beginning named by whether several modules share it."""
         name = text[: text.find(")") + 1]
-        return self._shared.get(name, name) + text[len(name) :]
+        return self._names.get(name, name) + text[len(name) :]
 
     def _cudagraph(self, record: logging.LogRecord) -> None:
         text = _text(record)

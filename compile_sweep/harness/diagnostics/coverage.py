@@ -7,7 +7,7 @@ everything where torch.compile is disabled. Dynamo reports each frame it convert
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import CodeType
@@ -34,7 +34,7 @@ class Expectation:
     targets: Mapping[str, Sequence[Callable[..., Any]]]
     """What is compiled separately, by its name for a person: functions of which at least one is compiled."""
     cudagraphs: bool
-    shared: Mapping[str, str] = field(default_factory=dict)  # as `shared_code` returns it
+    names: Mapping[str, str] = field(default_factory=dict)  # as `forward_names` returns them
 
     @classmethod
     def of(cls, prepared: Prepared, model: nn.Module, optimizer: Optimizer | None) -> Expectation:
@@ -48,8 +48,8 @@ class Expectation:
             words.append(f"optimizer={settings.optimizer}")
         if settings.optimizer is OptimizerKind.COMPILED and optimizer is not None:
             targets["the optimizer's step"] = steps_of(optimizer)
-        shared = shared_code(inner.modules())
-        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, shared=shared)
+        names = forward_names(inner.modules())
+        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, names=names)
 
     def missed(self, converted: Set[CodeType], graphs: int) -> list[str]:
         """Returns a sentence for each kind of thing that should have been compiled and never was."""
@@ -69,10 +69,12 @@ def steps_of(optimizer: Optimizer) -> list[Callable[..., Any]]:
     return [vars(owner)["step"] for owner in type(optimizer).__mro__ if "step" in vars(owner) and owner is not Optimizer]
 
 
-def shared_code(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """Returns what each forward that several modules have is called, such as `forward of Block (model.py:3)`, by its name alone.
+def forward_names(modules: Iterable[nn.Module]) -> dict[str, str]:
+    """Returns what to call forwards, by what Dynamo calls them: `forward of Block (model.py:3)` if several modules share one.
 
-    Dynamo names a function by its code. Where a graph break leaves the loop over the blocks eager, they are compiled one by one.
+    Dynamo names a function by its code. Modules that settings compile apart have code of their own class, whose name is in it;
+    where a graph break leaves the loop over the blocks eager, they are compiled one by one without. The forward of a class with
+    one module is `Model.forward (model.py:3)`.
     """
     owners: dict[CodeType, list[str]] = defaultdict(list)
     for module in modules:
@@ -81,10 +83,11 @@ def shared_code(modules: Iterable[nn.Module]) -> dict[str, str]:
                 owners[code].append(type(module).__qualname__)
     found = {}
     for code, names in owners.items():
+        name, place = code.co_name, f"({module_path(code.co_filename)}:{code.co_firstlineno})"
+        classes = Counter(names)
         if len(names) > 1:
-            place = f"({module_path(code.co_filename)}:{code.co_firstlineno})"
-            owner = names[0] if len(set(names)) == 1 else f"{len(set(names))} classes"
-            found[f"{code.co_name} {place}"] = f"{code.co_name} of {owner} {place}"
+            found[f"{name} {place}"] = f"{name} of {names[0] if len(classes) == 1 else f'{len(classes)} classes'} {place}"
+        found |= {f"{name} of {owner} {place}": f"{owner}.{name} {place}" for owner, times in classes.items() if times == 1}
     return found
 
 

@@ -109,6 +109,25 @@ def test_blocks_behind_a_break_in_their_loop_are_blocks_and_no_number_that_chang
     assert (mended.recompile_reasons, mended.graph_break_reasons, mended.graphs) == ([], [], 1)
 
 
+class Counting(nn.Module):
+    """A model whose probability follows its own count of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.count = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        y: Tensor = self.layer(x) * (self.count / 100)
+        return y
+
+
+def test_a_count_of_a_model_that_is_compiled_by_itself_is_no_number_of_blocks() -> None:
+    found = measured(Counting, scope="modular")
+    assert causes_of(found.recompile_reasons) == {"module's counter"}
+    assert {text.partition(" (")[0] for text in found.recompile_reasons} == {"Counting.forward"}
+
+
 class Shifted(nn.Module):
     """A block with a mask, or with None in its place."""
 

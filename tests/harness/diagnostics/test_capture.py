@@ -148,7 +148,7 @@ def test_a_recompile_names_the_function_and_the_guard_that_failed() -> None:
     found = watched(Toy("only", 0), f"scope=modular,dynamic=buckets,bucket_size=8,{QUICK}")
     assert len(found.recompile_reasons) == 2
     line = line_of(inspect.getmodule(ToyModel).Body.forward, "def forward")  # type: ignore[union-attr]
-    assert found.recompile_reasons[0] == f"forward of Body ({line}): tensor 'ids' size mismatch at index 1. expected 8, actual 16"
+    assert found.recompile_reasons[0] == f"Body.forward ({line}): tensor 'ids' size mismatch at index 1. expected 8, actual 16"
 
 
 @pytest.mark.slow
