@@ -415,14 +415,19 @@ class _Search(FiniteDifferences):
             if rounding.noise < self.known.beside_eager:
                 rounding = Rounding(self.known.beside_eager, rounding.center)
             self.known = replace(self.known, beside_eager=rounding.noise)
-        return {at: self._judged(judged[at], eager[at], rounding) for at in compiled}
+        return {at: self._judged(compiled[at], eager[at], judged[at], rounding) for at in compiled}
 
-    def _judged(self, judged: Mapping[float, Look], eager: Mapping[float, Look], rounding: Rounding) -> _Judgment:
-        """Judges a group by its lines at some scales."""
+    def _judged(
+        self, compiled: Mapping[float, Look], eager: Mapping[float, Look], judged: Mapping[float, Look], rounding: Rounding
+    ) -> _Judgment:
+        """Judges a group by its lines at some scales: those of compiled code, less those of eager if nothing is random."""
+        assert self.known is not None
         limits = {scale: look.limit(self._precision.allowed, rounding) for scale, look in judged.items()}
         for scale, look in judged.items():
-            floor = FLOOR_MARGIN * abs(eager[scale].error) if self._draws else 0.0
-            stands_out = abs(look.error) > max(limits[scale], floor)
+            # Compiled code may also round less than eager, whose own gradients are then the ones that are off.
+            noise = 0.0 if self._draws else 2 * self.known.noise / look.unit
+            floor = FLOOR_MARGIN * max(0.0, abs(eager[scale].error) - noise)
+            stands_out = abs(look.error) > max(limits[scale], floor) and abs(compiled[scale].error) > self._precision.allowed
             if stands_out and self._is_seen(look.left.total) and any(look.agrees(other, rounding) for other in judged.values()):
                 return _Judgment(Outcome.WRONG, look.error, limits[scale])
         best = min(limits, key=limits.__getitem__)
