@@ -23,6 +23,8 @@ SPELLED = [
     "scope=regional,dynamic=buckets,bucket_size=32,backend=eager",
 ]
 
+FURTHER = pytest.mark.nightly("compiles the whole model again; `make test` trains it in a plain loop under the same settings")
+
 
 @pytest.fixture(autouse=True)
 def _examples(monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path, one_thread: None) -> Iterator[None]:
@@ -98,7 +100,7 @@ def test_a_trainers_schedule_does_not_compile_a_compiled_optimizer_again(run: Ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spelled", SPELLED)
+@pytest.mark.parametrize("spelled", [pytest.param(SPELLED[0], marks=FURTHER), SPELLED[1]])
 def test_a_trainer_trains_under_it_as_without_it(run: Callable[[str, str], dict[str, Any]], spelled: str) -> None:
     example = run("examples.trainer", spelled)
     losses = example["main"](steps=STEPS)

@@ -59,6 +59,7 @@ def only_sentence(run: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sweep", "test", "lint", "install"])
 def test_without_a_compiler_nothing_is_made(machine: Machine, target: str) -> None:
     machine.add_python()

@@ -9,10 +9,17 @@ from pathlib import Path
 PAGE = Path("docs", "testing.md")
 
 
+def marking(tests: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Yields each file of tests that says `mark.nightly`, with its syntax tree."""
+    for path in sorted(tests.rglob("test_*.py")):
+        if "mark.nightly" in (text := path.read_text(encoding="utf-8")):
+            yield path, ast.parse(text)
+
+
 def reasons(tests: Path) -> Iterator[tuple[str, str]]:
     """Yields the file and the reason of each `pytest.mark.nightly(...)`."""
-    for path in sorted(tests.rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in marking(tests):
+        for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Attribute(attr="nightly"), args=[ast.Constant(value=str(reason))]):
                     yield path.name, reason
@@ -27,8 +34,8 @@ def test_each_is_listed_with_its_reason(repository: Path) -> None:
 def test_none_goes_without_a_reason(repository: Path) -> None:
     bare = [
         f"{path.name}:{node.lineno}"
-        for path in sorted((repository / "tests").rglob("test_*.py"))
-        for parent in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, tree in marking(repository / "tests")
+        for parent in ast.walk(tree)
         for node in ast.iter_child_nodes(parent)
         if isinstance(node, ast.Attribute) and node.attr == "nightly" and not isinstance(parent, ast.Call)
     ]

@@ -78,6 +78,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sweep", "check", "cache"])
 def test_a_module_that_measures_names_the_extra_it_needs(name: str, repository: Path) -> None:
     words = [sys.executable, "-c", MODULE_WITHOUT_EXTRA, f"orchestrator.{name}", "--list"]

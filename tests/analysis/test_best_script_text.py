@@ -65,6 +65,7 @@ def test_a_record_whose_functions_were_others_keeps_them() -> None:
     assert "source_runtime" not in script_of(older)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelled", ["scope=full,backend=aot_eager", "scope=regional,backend=aot_eager"])
 def test_a_best_script_takes_the_steps_of_its_source(spelled: str) -> None:
     workload = load_workload("layers")("tiny", 0)

@@ -58,6 +58,7 @@ def recommended(folder: Path, steps: str, capsys: pytest.CaptureFixture[str]) ->
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 def test_recommend_and_best_py_say_the_same(folder: Path, outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
     steps = STEPS.get(outcome, "100000")
     said = recommended(folder, steps, capsys)

@@ -228,6 +228,7 @@ def test_the_command_prints_the_path(make_sweep: MakeSweep, capsys: pytest.Captu
     assert capsys.readouterr().out.strip() == str(folder / "report.html")
 
 
+@pytest.mark.slow
 def test_the_command_refuses_bad_input_in_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "analysis.report", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -269,6 +270,7 @@ def test_the_page_has_three_parts_that_its_contents_name_in_order(report_on: Rep
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["best.json", "best.py", "report.html"])
 def test_a_pipe_beside_the_records_does_not_hang_a_report(make_sweep: MakeSweep, name: str) -> None:
     folder = make_sweep([trial("scope=eager,padding=max", 500, 0)])

@@ -67,6 +67,7 @@ def planted(folder: Path, said: str) -> Iterator[tuple[str, str]]:
     yield "CSV", (folder / "trials.csv").read_text()
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(secret=SECRET, name=IN_VARIABLES, before=st.text(max_size=5), after=st.text(max_size=5))
 def test_the_value_of_a_variable_comes_out_nowhere(secret: str, name: str, before: str, after: str) -> None:
@@ -75,6 +76,7 @@ def test_the_value_of_a_variable_comes_out_nowhere(secret: str, name: str, befor
             assert secret not in text, output
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 1_000), form=st.sampled_from([*made_up(0)]))
 def test_what_looks_like_a_secret_comes_out_nowhere(seed: int, form: str) -> None:

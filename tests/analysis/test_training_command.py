@@ -27,6 +27,7 @@ def config(path: Path, **fields: Any) -> dict[str, Any]:
     return {"recipe": "auto", "workload": path.name, "size": "script", "seed": 0, "script": job | fields}
 
 
+@pytest.mark.slow
 def test_every_output_names_the_same_command_and_it_finds_the_setting(
     make_sweep: MakeSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

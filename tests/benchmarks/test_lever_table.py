@@ -32,6 +32,7 @@ def record(settings: CompileSettings, samples_per_s: float, **fields: Any) -> Tr
     )
 
 
+@pytest.mark.slow
 def test_every_lever_of_every_job_makes_a_setting_that_a_gpu_can_run() -> None:
     for name, job in JOBS.items():
         plan = plan_of(job, target_of(job.workload, job.size, has_gpu=True))

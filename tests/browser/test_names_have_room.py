@@ -23,7 +23,7 @@ def close_ends() -> list[TrialRecord]:
     return [*typical_trials(), trial(f"{long}=fused", 1050, 470), trial(f"{long}=compiled", 1055, 600)]
 
 
-@pytest.mark.parametrize("width", [768, pytest.param(1280, marks=FURTHER), 1920])
+@pytest.mark.parametrize("width", [pytest.param(768, marks=FURTHER), pytest.param(1280, marks=FURTHER), 1920])
 def test_names_of_lines_stand_apart_in_the_margin(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
     with Visit(browser, report_on(close_ends()), width=width) as visit:
         names = boxes(visit.page.locator("#break-even-chart .annotation-text-g"))

@@ -341,6 +341,7 @@ def test_regional_settings_of_a_model_without_blocks_are_refused() -> None:
         prepare(workload, CompileSettings.parse("scope=regional"), CPU).source(workload.build_model())
 
 
+@pytest.mark.slow
 def test_the_examples_blocks_and_lengths_are_found() -> None:
     reviews, texts = (load_workload(f"{EXAMPLES}:{name}")("only", 0) for name in ("Reviews", "Texts"))
     assert reviews.regions(reviews.build_model()) == [f"model.layers.{i}" for i in range(4)]

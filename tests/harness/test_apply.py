@@ -62,7 +62,7 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         ("scope=full,autocast=bf16,backend=aot_eager", 1),
         pytest.param("scope=full,autocast=fp16,backend=aot_eager", 1, marks=FURTHER),
         pytest.param("scope=modular,parts.loss.compile=off", 1, marks=FURTHER),
-        ("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2),
+        pytest.param("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2, marks=FURTHER),
         ("scope=full,static_gradients=on,backend=aot_eager", 1),
         ("scope=eager,optimizer=foreach_map", 1),
         ("scope=full,dynamic=mark,unbacked=on,pad_multiple=4,backend=aot_eager", 1),

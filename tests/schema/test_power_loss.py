@@ -119,6 +119,7 @@ def put(folder: Path, files: Files) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_after_a_power_failure_every_recorded_trial_is_there_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

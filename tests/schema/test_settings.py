@@ -83,6 +83,7 @@ def test_a_mode_says_whether_cuda_graphs_are_used(mode: Mode, cudagraphs: bool) 
     assert CompileSettings(mode=mode).cudagraphs is cudagraphs
 
 
+@pytest.mark.slow
 def test_after_construction_mode_and_cudagraphs_agree_whatever_the_spelling(
     spellings: list[tuple[dict[str, Any], CompileSettings]],
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
@@ -200,7 +199,8 @@ def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
     own = [1e3 * (later - earlier) for earlier, later in pairwise(times)]
     # A pause of the process at the first or last step, between the two clocks, is in only one of them.
     assert sum(ours) == pytest.approx(sum(own), abs=2 * max(*ours, *own))
-    assert median(ours) == pytest.approx(median(own), rel=0.1)
+    # On a busy machine, medians of equal clocks differ: half of the steps hold a pause many times as long as a step.
+    assert sum(one == pytest.approx(other, rel=0.1) for one, other in zip(ours, own, strict=True)) > 0.5 * len(ours)
 
 
 @pytest.mark.parametrize(

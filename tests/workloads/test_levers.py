@@ -227,17 +227,19 @@ def eager_gradients() -> dict[str, torch.Tensor]:
 EAGER_BACKEND = "backend=aot_eager"
 """Draws the same random numbers as eager, so that gradients can be compared."""
 
+FURTHER = pytest.mark.nightly("one more combination of settings that other cases cover")
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
         "scope=eager,activation_checkpointing=blocks",
-        f"scope=full,activation_checkpointing=blocks,{EAGER_BACKEND}",
+        pytest.param(f"scope=full,activation_checkpointing=blocks,{EAGER_BACKEND}", marks=FURTHER),
         f"scope=regional,activation_checkpointing=blocks,{EAGER_BACKEND}",
-        f"scope=regional,dynamic=mark,activation_checkpointing=blocks,{EAGER_BACKEND}",
+        pytest.param(f"scope=regional,dynamic=mark,activation_checkpointing=blocks,{EAGER_BACKEND}", marks=FURTHER),
         f"scope=nested,{EAGER_BACKEND}",
-        f"scope=nested,dynamic=mark,{EAGER_BACKEND}",
+        pytest.param(f"scope=nested,dynamic=mark,{EAGER_BACKEND}", marks=FURTHER),
         f"scope=nested,activation_checkpointing=blocks,{EAGER_BACKEND}",
     ],
 )

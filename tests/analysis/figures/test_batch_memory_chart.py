@@ -54,6 +54,7 @@ def test_a_setting_under_which_nothing_fits_is_drawn(make_sweep: MakeSweep) -> N
     assert [list(trace.x) for trace in batch_memory_figure(info).data] == [[], [1]]
 
 
+@pytest.mark.slow
 def test_the_fold_and_the_verdict_say_how_large_a_batch_may_be(folder: Path) -> None:
     df = analysis.load(folder)
     (fold,) = (fold for fold in trial_folds(folder, df) if "A2" in fold.setting_name)

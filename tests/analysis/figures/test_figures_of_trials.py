@@ -22,6 +22,7 @@ CHARTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chart", CHARTS)
 def test_a_chart_of_trials_is_that_of_their_info(make_sweep: MakeSweep, chart: str) -> None:
     df = analysis.load(make_sweep())

@@ -60,6 +60,7 @@ def test_the_front_comes_first_and_failures_last(make_sweep: MakeSweep, monkeypa
     assert trial_folds(folder, df) == folds[:2]
 
 
+@pytest.mark.slow
 def test_the_page_holds_the_folds_without_a_script(make_sweep: MakeSweep) -> None:
     records = [trial("scope=full", 900, 60, source="a < b  # <script>")]
     records += [trial(f"scope=regional,dynamic=buckets,bucket_size={size}", status="failed", label="exception", reason="raised")

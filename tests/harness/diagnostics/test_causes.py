@@ -109,6 +109,7 @@ def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice
     assert compiled(torch.ones(2)).tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_a_custom_operator_with_a_wrong_fake_implementation_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
     torch._dynamo.reset()
 
@@ -221,6 +222,7 @@ def test_a_schedule_with_fewer_steps_than_a_trial_says_so() -> None:
     assert "the number of steps of a whole training run" in advice_of_a_trial(raised.value)
 
 
+@pytest.mark.slow
 def test_a_state_that_holds_the_graph_of_the_step_before_is_no_error_of_the_compilers_and_detached_it_works() -> None:
     def run_steps(*, detaches: bool) -> None:
         torch._dynamo.reset()

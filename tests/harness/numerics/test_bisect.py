@@ -95,6 +95,7 @@ class WrongInItsOwnForward(WrongInBackward):
         return super().forward(x) + (0.0 if torch.compiler.is_compiling() else 0.0 * self.apart(x))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_what_dynamo_makes_wrong_is_found_without_compiling_with_inductor() -> None:
     reported: list[str] = []

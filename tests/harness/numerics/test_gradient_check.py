@@ -169,6 +169,7 @@ class Fitted:
         return check_gradients(step, rounding=FLOAT32, draws=False, eagerly=self.eagerly).outcome
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_rounding_in_a_model_that_has_fit_its_batch_is_no_wrong_gradient() -> None:
     torch._dynamo.reset()
@@ -346,6 +347,7 @@ class StraightThrough(Net):
         return scores + (scores.round() - scores).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dropout", "outcome"), [(0.0, Outcome.OK), (0.3, Outcome.SKIPPED)])
 def test_gradients_that_are_no_derivatives_in_eager_either_are_not_called_wrong(dropout: float, outcome: Outcome) -> None:
     torch.manual_seed(3)

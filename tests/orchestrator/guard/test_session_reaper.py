@@ -70,6 +70,7 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
         psutil.Process(left).kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", ["up", "starting"], indirect=True)
 def test_what_a_killed_driver_leaves_is_gone_with_its_folder(driver: Driver) -> None:
     assert os.getsid(driver.reaper) == driver.reaper  # signals to the driver's process group or terminal do not reach it
@@ -86,6 +87,7 @@ def test_what_a_killed_driver_leaves_is_gone_with_its_folder(driver: Driver) -> 
         stranger.wait()
 
 
+@pytest.mark.slow
 def test_a_driver_that_ends_kills_what_is_left_itself_and_the_reaper_ends(driver: Driver) -> None:
     assert driver.process.stdin is not None
     driver.process.stdin.write("\n")

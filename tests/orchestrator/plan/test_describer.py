@@ -51,6 +51,7 @@ def describer(shared: Describer, users_folder: Path, monkeypatch: pytest.MonkeyP
     return shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_facts_survive_json(name: str) -> None:
     facts = describe(load_workload(name)("tiny", 0), "somewhere")
