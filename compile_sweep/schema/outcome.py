@@ -219,16 +219,18 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
     interval says how uncertain its figure is, and fronts go by the interval's worse end.
     """
     numerics = measurement["numerics"]
-    if numerics["status"] != "ok":
-        label = Label(numerics["status"].replace("_", "-"))
-        return verdict_of(label, _numerics_reason(label, numerics))
+    limit = advice = ""
     if hits := measurement["recompile_limit_hits"]:
         advice = advice_on_limit(
             hits[0], measurement.get("recompile_reasons") or (), measurement.get("graph_break_reasons") or ()
         )
-        return verdict_of(
-            Label.RECOMPILE_LIMIT, f"torch stopped compiling and runs eagerly, because {_sentence(hits[0])}; {advice}"
-        )
+        limit = f"torch stopped compiling and runs eagerly, because {_sentence(hits[0])}; {advice}"
+    if numerics["status"] != "ok":
+        label = Label(numerics["status"].replace("_", "-"))
+        reason = _numerics_reason(label, numerics)
+        return verdict_of(label, f"{reason}; and {limit}" if limit and advice not in reason else reason)
+    if limit:
+        return verdict_of(Label.RECOMPILE_LIMIT, limit)
     if fallbacks := measurement["fallbacks"]:
         others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
         advised = advice_on_fallback(fallbacks[0], measurement.get("graph_break_reasons") or ())

@@ -358,6 +358,16 @@ def test_a_recompile_limit_has_the_advice_of_its_guard(guard: str, helps: str, n
     assert never not in advice
 
 
+def test_a_run_that_diverges_and_hit_a_recompile_limit_is_told_both() -> None:
+    numerics = {"status": "diverges", "first_bad_step": 0, "worst": "loss: off", "advice": "try --bisect"}
+    measured = {**MEASURED, "numerics": numerics, "recompile_limit_hits": ["f (m.py:1) hit recompile_limit 8: self.steps == 7"]}
+    verdict = judge_measurement(measured, claims_cudagraphs=False)
+    assert verdict.label is Label.DIVERGES
+    assert verdict.reason is not None
+    assert "try --bisect; and torch stopped compiling and runs eagerly, because f (m.py:1) hit" in verdict.reason
+    assert "self.register_buffer('steps'" in verdict.reason
+
+
 def test_the_buffer_for_a_number_begins_with_its_first_value() -> None:
     guards_that_failed = [f"forward (model.py:10): self.temperature == {value}" for value in (2.0, 1.998)]
     hit = "forward (model.py:10) hit recompile_limit 2: self.temperature == 1.998"
