@@ -34,6 +34,9 @@ from compile_sweep.harness.numerics.tolerance import (
     compare_movement,
     compare_outputs,
     compare_series,
+    movement_widened_by_chance,
+    steps_of_rare_chance,
+    widened_by_chance,
 )
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.outputs import zero_infinities
@@ -134,7 +137,8 @@ def check_numerics(
         recompiles=recompiles,
     )
     found = judged(references=references)
-    doubtful = not found.random and not references.perturbed and may_be_chance(found.to_dict())
+    within = math.inf if found.random else _FAR
+    doubtful = not references.perturbed and may_be_chance(found.to_dict(), within=within)
     if not everywhere(not doubtful, prepared.device):  # all workers run eager steps together
         references = with_perturbed_runs(prepared, batches, references)
         found, kept = judged(references=references), None
@@ -143,7 +147,7 @@ def check_numerics(
     return found
 
 
-_FAR = 30.0  # multiple of its tolerance beyond which no figure is looked into with more eager runs
+_FAR = 30.0  # multiple of its tolerance beyond which no figure of a deterministic run is looked into with more eager runs
 
 
 def may_be_chance(numerics: Mapping[str, Any], *, within: float = _FAR) -> bool:
@@ -151,7 +155,7 @@ def may_be_chance(numerics: Mapping[str, Any], *, within: float = _FAR) -> bool:
 
     Few eager runs show too little of a distribution with long tails, as under an optimizer that takes whole steps from small
     gradients (Adadelta's first steps with random labels were 0.2 apart on average and up to 0.86), or of a model that decides by
-    the largest of several numbers, as a matching of boxes and a router of experts do.
+    the largest of several numbers, as a matching of boxes and a router of experts do, or whose random numbers rarely act.
 
     Args:
         within: Multiple of its tolerance that every figure is within.
@@ -355,11 +359,18 @@ class _Comparison:
 def _comparisons(compiled: Trajectory, references: References, about: ComparisonContext) -> Iterator[_Comparison]:
     runs, last = references.runs, references.runs[-1]
     steps = len(compiled.losses)
+    rarely = bool(about.random and references.perturbed) and any(
+        steps_of_rare_chance([run.gradients[module] for run in runs]).any() for module in compiled.gradients
+    )
 
     def compared(
         respect: Quantity, module: str, of: Callable[[Trajectory], Sequence[float]], sizes: Sequence[float]
     ) -> _Comparison:
-        return _Comparison(respect.name, module, *compare_series(respect, of(compiled), [of(run) for run in runs], sizes, about))
+        values = [of(run) for run in runs]
+        gap, step_gaps = compare_series(respect, of(compiled), values, sizes, about)
+        if rarely and gap.share > 1:
+            gap = widened_by_chance(gap, of(compiled), values, about.calm)
+        return _Comparison(respect.name, module, gap, step_gaps)
 
     yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
     if _outputs_compare(references):
@@ -369,7 +380,10 @@ def _comparisons(compiled: Trajectory, references: References, about: Comparison
     whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
     for module in compiled.gradients:
         weights = last.start_norms[module]
-        moved = compare_movement(compiled.movement[module], [run.movement[module] for run in runs], weights, steps, about)
+        ways = compiled.movement[module], [run.movement[module] for run in runs]
+        moved = compare_movement(*ways, weights, steps, about)
+        if rarely and moved.share > 1:
+            moved = movement_widened_by_chance(moved, *ways)
         yield compared(GRADIENTS, module, partial(_gradients, module), whole)
         yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
         yield _Comparison("parameters", module, moved, [])

@@ -155,14 +155,21 @@ def run_references(prepared: Prepared, batches: Sequence[Batch], *, eager: Traje
 
 
 def with_perturbed_runs(prepared: Prepared, batches: Sequence[Batch], references: References) -> References:
-    """Returns the references with further eager runs, whose weights start as far away as rounding; workers call this together."""
+    """Returns the references with further eager runs, which workers make together.
+
+    Their weights start as far away as rounding, and their random numbers are others.
+    """
     first = prepared.workload.seed + RANDOM_REPEATS + 2
-    more = [_run(prepared, batches, first + number, perturbed_by=references.rounding) for number in range(MORE_PERTURBED)]
+    count = MORE_RANDOM if references.eager.random else MORE_PERTURBED
+    more = [_run(prepared, batches, first + number, perturbed_by=references.rounding) for number in range(count)]
     return replace(references, perturbed=more)
 
 
 MORE_PERTURBED = 5
-"""Number of further eager runs before a run that is not far out is said to diverge."""
+"""Number of further eager runs before a deterministic run that is not far out is said to diverge."""
+
+MORE_RANDOM = 8
+"""The same for random runs: of 12 in all, some show what random numbers do that act in one step of a hundred."""
 
 PERTURBED_ROUNDINGS = 2.0
 """Maximum change of a perturbed run's weights, in roundings of the compute dtype; rounding once is half of that."""

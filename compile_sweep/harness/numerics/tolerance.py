@@ -15,7 +15,7 @@ All quantiles are chosen so that the comparisons of one check together raise a f
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
 
@@ -214,6 +214,43 @@ def compare_series(
     return judge(respect, deviations, variances, len(values), floor, about), steps.tolist()
 
 
+CHANCE_MARGIN = 5.0
+"""How many times as far from the others as an eager run a compiled run may be if random numbers act rarely."""
+
+RARE_RATIO = 10.0
+"""Random numbers act rarely if the furthest eager run is this many times as far from the median as half of them are; of 13 runs
+with normal scatter it is about 3 times as far.
+"""
+
+
+def steps_of_rare_chance(eager: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
+    """Tells for each step whether random numbers acted in only a few of the eager runs.
+
+    Dropout with a probability of 0.001 and a block that is rarely skipped leave most eager runs alike in most steps. A normal
+    distribution fitted to those allows nearly nothing, and calm steps are those without such numbers.
+    """
+    values = np.array(eager, dtype=np.float64)
+    centers = np.median(values, axis=0)
+    apart = np.abs(values - centers)
+    few: NDArray[np.bool_] = apart.max(axis=0) > RARE_RATIO * (np.median(apart, axis=0) + RECORDED_ROUNDING * np.abs(centers))
+    return few
+
+
+def widened_by_chance(gap: Gap, run: Sequence[float], eager: Sequence[Sequence[float]], calm: Sequence[int]) -> Gap:
+    """Widens a tolerance of `compare_series` by what random numbers do to eager runs in the steps in which they act rarely."""
+    values = np.array(eager, dtype=np.float64)
+    centers = np.median(values, axis=0)
+    furthest = np.abs(values - centers).max(axis=0)[steps_of_rare_chance(eager)].max(initial=0.0)
+    return _widened(gap, float(furthest), float(np.abs(np.array(run, dtype=np.float64) - centers)[list(calm)].max()))
+
+
+def _widened(gap: Gap, furthest: float, own: float) -> Gap:
+    """Allows `CHANCE_MARGIN` times what the furthest eager run is apart; the run that has this gap is `own` apart."""
+    if gap.gap is None or not own:
+        return gap
+    return replace(gap, tolerance=max(gap.tolerance or 0.0, gap.gap * CHANCE_MARGIN * furthest / own))
+
+
 def _of_deterministic(
     respect: Quantity,
     deviations: NDArray[np.float64],
@@ -282,6 +319,12 @@ def compare_movement(run: Tensor, eager: Sequence[Tensor], start_norm: float, st
     # way: that fraction of the square of the movement is the square of a distance.
     floor = math.sqrt(about.floor(1.0))
     return Gap(gap=_distance(run, center) / scale, tolerance=math.sqrt(factor) * largest + floor, kind="distance")
+
+
+def movement_widened_by_chance(gap: Gap, run: Tensor, eager: Sequence[Tensor]) -> Gap:
+    """Widens a tolerance of `compare_movement` where random numbers act rarely."""
+    center = torch.stack(list(eager)).median(dim=0).values
+    return _widened(gap, max(_distance(one, center) for one in eager), _distance(run, center))
 
 
 def compare_outputs(

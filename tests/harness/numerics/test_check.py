@@ -452,3 +452,29 @@ def test_the_loss_in_float8_may_be_off_by_a_share_of_how_far_it_has_changed() ->
     further = [loss - 4 * (loss - one) for loss, one in zip(RIGHT.losses, off, strict=True)]
     assert judge(replace(RIGHT, losses=further), eager, []).status is NumericsStatus.DIVERGES
     assert judge(replace(RIGHT, losses=off), replace(eager, rounding=2.0**-9), []).status is NumericsStatus.DIVERGES
+
+
+def rarely_drawn(seed: int, *, off: float = 1.0) -> Trajectory:
+    """A right run that random numbers change in about one step of ten, there by up to 30 %; gradients are multiplied by `off`."""
+    source, made = random.Random(seed), run(seed, 1e-7, draws=True)
+    acts = [1 + 0.3 * source.random() if source.random() < 0.1 else 1.0 for _ in range(STEPS)]
+    return replace(
+        made,
+        losses=[loss * (1 + 0.01 * (act - 1)) for loss, act in zip(made.losses, acts, strict=True)],
+        gradients={
+            name: [off * norm * act for norm, act in zip(norms, acts, strict=True)] for name, norms in made.gradients.items()
+        },
+    )
+
+
+@pytest.mark.parametrize("seed", range(0, 1000, 100))
+def test_random_numbers_that_rarely_act_are_no_difference(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, *permuted, precise = (rarely_drawn(seed + at) for at in range(5))
+    first = References(eager=eager, permuted=permuted, precise=precise, precise_dtype="float64", rounding=2.0**-24)
+    more = replace(first, perturbed=[rarely_drawn(seed + 10 + at) for at in range(8)])
+    monkeypatch.setattr(check, "run_references", lambda *given, **named: first)
+    monkeypatch.setattr(check, "with_perturbed_runs", lambda *given: more)
+    prepared: Any = SimpleNamespace(settings=CompileSettings(), device=torch.device("cpu"))
+    found = [check_numerics(prepared, [], rarely_drawn(seed + 50 + at), []) for at in range(5)]
+    assert [one.status for one in found] == [NumericsStatus.OK] * 5, [one.worst for one in found]
+    assert check_numerics(prepared, [], rarely_drawn(seed + 60, off=4.0), []).status is NumericsStatus.DIVERGES
