@@ -198,7 +198,6 @@ class ScriptTrial:
             RunFailed: An eager run produced no result.
             OutOfTime: The time for it was used up.
         """
-        from compile_sweep.harness.numerics.check import may_be_chance
         from compile_sweep.harness.numerics.references import MORE_PERTURBED
 
         with self._only_one():
@@ -207,7 +206,7 @@ class ScriptTrial:
             if self.agree(self.is_first and _references(self._eager_runs, outcome).eager.random):
                 self._make_references(True, side_by_side=fits)
             judged = _judged(folder, self._eager_runs, self.settings, outcome, findings) if self.is_first else {}
-            if self.agree(self.is_first and may_be_chance(judged["numerics"], within=_NEAR)):
+            if self.agree(self.is_first and _is_doubtful(judged["numerics"])):
                 self._make_references(True, side_by_side=fits, more=MORE_PERTURBED)
                 judged = _judged(folder, self._eager_runs, self.settings, outcome, []) if self.is_first else {}
         return judged
@@ -347,9 +346,16 @@ class ScriptTrial:
                 os.replace(new, self._eager_run_file(kind, number))
 
 
-_NEAR = (
-    3.0  # multiple of its tolerance within which a figure is judged again by more eager runs, each as long as the script's start
-)
+_NEAR = 3.0
+"""Multiple of its tolerance within which a figure of a deterministic run is judged again by more eager runs, each as long as the
+script's start.
+"""
+
+
+def _is_doubtful(numerics: Mapping[str, Any]) -> bool:
+    from compile_sweep.harness.numerics.check import may_be_chance
+
+    return may_be_chance(numerics, within=math.inf if numerics["random"] else _NEAR)
 
 
 def _judged(
