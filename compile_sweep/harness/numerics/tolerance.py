@@ -237,11 +237,18 @@ def steps_of_rare_chance(eager: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
 
 
 def widened_by_chance(gap: Gap, run: Sequence[float], eager: Sequence[Sequence[float]], calm: Sequence[int]) -> Gap:
-    """Widens a tolerance of `compare_series` by what random numbers do to eager runs in the steps in which they act rarely."""
+    """Widens a tolerance of `compare_series` by what random numbers do to eager runs in the steps in which they act rarely.
+
+    It stays as it is if the run is off in most steps, as one with a fault is.
+    """
     values = np.array(eager, dtype=np.float64)
     centers = np.median(values, axis=0)
-    furthest = np.abs(values - centers).max(axis=0)[steps_of_rare_chance(eager)].max(initial=0.0)
-    return _widened(gap, float(furthest), float(np.abs(np.array(run, dtype=np.float64) - centers)[list(calm)].max()))
+    apart, own = np.abs(values - centers), np.abs(np.array(run, dtype=np.float64) - centers)
+    usual = np.median(apart, axis=1).max() + RECORDED_ROUNDING * np.median(np.abs(centers))
+    furthest = apart.max(axis=0)[steps_of_rare_chance(eager)].max(initial=0.0)
+    if np.median(own) > CHANCE_MARGIN * usual:
+        return gap
+    return _widened(gap, float(furthest), float(own[list(calm)].max()))
 
 
 def _widened(gap: Gap, furthest: float, own: float) -> Gap:
