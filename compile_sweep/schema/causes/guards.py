@@ -293,7 +293,7 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
         there = (one for one in fold_recompiles(recompiles) if one.first.function == series.first.function)
         sizes = {size for one in there if cause_of_guard(one.first.guard) is blocks for size in one.values}
         return blocks if sizes & set(series.values) else None
-    once = r"KeyError on \w+(\.\w+)+|not ___dict_contains\(.*"
+    once = r"KeyError on \w+(\.\w+)+|not ___dict_contains\(.*(?<!__dict__)\)"
     is_once = series.count == 1 and (series.values == ["0"] or re.fullmatch(once, series.first.guard))
     if cause is not None and cause.name == "list or dictionary that grows" and is_once:
         return _NAMED["made in the first forward"]
