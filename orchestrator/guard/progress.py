@@ -136,9 +136,10 @@ class ProgressTracker:
         self._running.pop(trial_id, None)
         self._ended.add(trial_id)
 
-    def record_failure(self, trial_id: str, attempt: int, reason: str) -> None:
-        """Records why an attempt failed and is retried; the first attempt is number 1."""
+    def record_failure(self, trial_id: str, attempt: int, reason: str) -> bool:
+        """Records why an attempt failed and is retried; the first attempt is number 1. Returns True, unlike a lost call."""
         self._failed.setdefault(trial_id, {})[attempt] = reason
+        return True
 
     def failures(self, trial_id: str) -> list[str]:
         """Returns why each earlier attempt at a trial failed, in order."""

@@ -105,9 +105,10 @@ class DeadTrials(Callback):
         verdict, progress = self._judge(assignment, trial)
         failed: list[str] | None = ask_progress_actor("failures", assignment.trial_id)
         if failed is not None and backoff_s(verdict.label, failed) is not None:
-            ask_progress_actor("record_failure", assignment.trial_id, len(failed) + 1, verdict.reason or str(verdict.label))
-        else:
-            self._write(assignment, verdict, progress)
+            reason = verdict.reason or str(verdict.label)
+            if ask_progress_actor("record_failure", assignment.trial_id, len(failed) + 1, reason):
+                return
+        self._write(assignment, verdict, progress)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Writes the record that the trial could not write itself."""

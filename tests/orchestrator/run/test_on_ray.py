@@ -216,6 +216,19 @@ def test_a_trial_that_is_started_again_is_recorded_only_if_it_is_not_to_be(tmp_p
     assert [record.label for record in records.read(enough)] == ["trial-deadline"]
 
 
+def test_a_trial_whose_failure_cannot_be_noted_is_recorded_and_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.run import tuning
+
+    answers = {"failures": [], "running": []}  # the progress actor is lost before it has noted the failure
+    monkeypatch.setattr(tuning, "ask_progress_actor", lambda method, *arguments, **options: answers.get(method))
+    monkeypatch.setattr(tuning, "trial_progress", lambda trial_id: None)
+    trial: Any = SimpleNamespace(config=assignment_in(tmp_path).to_dict(), get_error=lambda: RuntimeError("the actor died"))
+    tuning.DeadTrials(tmp_path).on_trial_recover(iteration=0, trials=[], trial=trial)
+    assert [record.label for record in records.read(tmp_path)] == ["trial-died"]
+
+
 def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from orchestrator.run.tuning import DeadTrials
     from orchestrator.run.worker_group import UNWRITTEN
