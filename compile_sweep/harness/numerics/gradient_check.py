@@ -158,9 +158,7 @@ def check_gradients(
     # A single draw does not suffice to call a setting wrong.
     again, _ = _attempt(step, precision, 1, rounding, draws, eagerly, list(first.layers)[:MAX_CONFIRMED], known)
     evaluations = first.evaluations + again.evaluations
-    if again.outcome is not Outcome.WRONG:
-        return replace(again, evaluations=evaluations)
-    if known is None:
+    if again.outcome is not Outcome.WRONG or known is None:
         return replace(again, evaluations=evaluations)
     layers = {name: error for name, error in again.layers.items() if first.layers[name] * error > 0}
     if not layers:

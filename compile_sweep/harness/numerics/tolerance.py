@@ -229,11 +229,16 @@ def steps_of_rare_chance(eager: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
     Dropout with a probability of 0.001 and a block that is rarely skipped leave most eager runs alike in most steps. A normal
     distribution fitted to those allows nearly nothing, and calm steps are those without such numbers.
     """
-    values = np.array(eager, dtype=np.float64)
-    centers = np.median(values, axis=0)
-    apart = np.abs(values - centers)
+    centers, apart = _apart(eager)
     few: NDArray[np.bool_] = apart.max(axis=0) > RARE_RATIO * (np.median(apart, axis=0) + RECORDED_ROUNDING * np.abs(centers))
     return few
+
+
+def _apart(eager: Sequence[Sequence[float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the median of the runs in each step, and how far each run is from it."""
+    values = np.array(eager, dtype=np.float64)
+    centers: NDArray[np.float64] = np.median(values, axis=0)
+    return centers, np.abs(values - centers)
 
 
 def widened_by_chance(gap: Gap, run: Sequence[float], eager: Sequence[Sequence[float]], calm: Sequence[int]) -> Gap:
@@ -241,13 +246,12 @@ def widened_by_chance(gap: Gap, run: Sequence[float], eager: Sequence[Sequence[f
 
     It stays as it is if the run is off in most steps, as one with a fault is.
     """
-    values = np.array(eager, dtype=np.float64)
-    centers = np.median(values, axis=0)
-    apart, own = np.abs(values - centers), np.abs(np.array(run, dtype=np.float64) - centers)
+    centers, apart = _apart(eager)
+    own = np.abs(np.array(run, dtype=np.float64) - centers)
     usual = np.median(apart, axis=1).max() + RECORDED_ROUNDING * np.median(np.abs(centers))
-    furthest = apart.max(axis=0)[steps_of_rare_chance(eager)].max(initial=0.0)
     if np.median(own) > CHANCE_MARGIN * usual:
         return gap
+    furthest = apart.max(axis=0)[steps_of_rare_chance(eager)].max(initial=0.0)
     return _widened(gap, float(furthest), float(own[list(calm)].max()))
 
 
