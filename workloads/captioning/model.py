@@ -150,7 +150,7 @@ class CaptioningModel(nn.Module):
                     module.__class__ = MergedAttention
         if casts_residual:
             encoder.embeddings.dropout = AutocastDropout(encoder.embeddings.dropout.p)
-            encoder.layernorm = AutocastLayerNorm(encoder.layernorm.normalized_shape, eps=encoder.layernorm.eps)
+            encoder.layernorm = AutocastLayerNorm(list(encoder.layernorm.normalized_shape), eps=encoder.layernorm.eps)
             decoder.transformer.drop = AutocastDropout(decoder.transformer.drop.p)
 
     def forward(self, pixel_values: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, labels: Tensor) -> Tensor:
