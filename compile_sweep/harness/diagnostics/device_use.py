@@ -10,9 +10,9 @@ kernel runs, and of which kind.
 Output: figures by name, for `TrialRecord.device_use`; unavailable ones are left out. On a CPU there are none.
 """
 
-import contextlib
 import re
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -186,7 +186,9 @@ def device_use(
         found["kernels_per_step"] = 0.0  # unless the profiler sees some, which another profiler of the card may prevent
         parts.append(lambda: profiled(step, batch, step_ms, device))
     for part in parts:
-        # An operator that cannot be counted, no memory, a torch without a profiler: the measurement is still valid.
-        with contextlib.suppress(Exception):
+        try:
             found |= part()
+        except Exception as error:
+            # An operator that cannot be counted, no memory, a torch without a profiler: the measurement is still valid.
+            warnings.warn(f"how steps use the GPU is not wholly known: {error!r}", stacklevel=2)
     return found

@@ -110,6 +110,8 @@ class Rounding:
     """Unevenness that all lines share, from the rounding of the loss in their middle."""
     beside_eager: float = 0.0
     """The same as `noise` of the difference between compiled and eager code."""
+    width: float = 0.0
+    """Relative change of the loss that each layer made."""
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Rounding:

@@ -41,6 +41,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
 from random import Random
+from statistics import median
 from typing import Any
 
 import torch
@@ -337,36 +338,45 @@ class _Search(FiniteDifferences):
         return wrong | {name: one.error for name, one in judged.items() if one.outcome is Outcome.WRONG}
 
     def _first_looks(self, names: Sequence[str]) -> list[tuple[dict[str, float], Look]]:
-        """Returns how far the layers of each group move at first, and what that shows."""
-        moves = self._moves(self._precision.widths[0])
-        lines = [_chosen(moves, group) for group in ([[name] for name in names] if self.among else _strided(names, MAX_GROUPS))]
-        probes: list[Look] = []
-        if self.known is None:
-            probes = [self._look(line) for line in lines[:NUM_PROBES]]
-            self.known = Rounding.of_few(probes)
-        wanted = self._fine_width(self.known)
-        if wanted > self._precision.widths[0]:
-            probes = []
-            by_width: dict[float, list[str]] = defaultdict(list)
-            for name in names:
-                by_width[self._own_width(name, wanted)].append(name)
-            lines = []
-            for width, alike in by_width.items():
-                count = len(alike) if self.among else max(1, round(MAX_GROUPS * len(alike) / max(MAX_GROUPS, len(names))))
-                lines += [_chosen(self._moves(width), group) for group in _strided(alike, count)]
+        """Returns how far the layers of each group move at first, and what that shows.
+
+        Farther, rounding is smaller beside the change of the loss, and the loss bends more: of GPT-2 small with a batch of 64,
+        right gradients leave over at most 1.5 % of a layer at the first width and 22 % at the next. So layers go farther only as
+        long as their lines get more even.
+        """
+        if self.known is not None:
+            return [(line, self._look(line)) for line in self._lines(names, self.known.width)]
+        first, *wider = sorted(width for width in self._precision.widths if width >= self._precision.widths[0])
+        fine = FINE_SHARE * self._precision.allowed * self._size
+        width, lines = first, self._lines(names, first)
+        probes = [self._look(line) for line in lines[:NUM_PROBES]]
+        for wanted in wider:
+            if Rounding.of_few(probes).noise <= fine * width:
+                break
+            farther = self._lines(names, wanted)
+            theirs = [self._look(line) for line in farther[:NUM_PROBES]]
+            if _unevenness(theirs) >= _unevenness(probes):
+                break
+            width, lines, probes = wanted, farther, theirs
         looks = [*probes, *map(self._look, lines[len(probes) :])]
-        if not self.among:
-            self.known = Rounding.of(looks)
+        self.known = replace(Rounding.of(looks), width=width)
         return list(zip(lines, looks, strict=True))
 
-    def _fine_width(self, rounding: Rounding) -> float:
-        """Returns the smallest width, from the first one on, at which rounding is small beside the allowed error."""
-        ladder = sorted(width for width in self._precision.widths if width >= self._precision.widths[0])
-        fine = FINE_SHARE * self._precision.allowed * self._size
-        return next((width for width in ladder if rounding.noise <= fine * width), ladder[-1])
+    def _lines(self, names: Sequence[str], width: float) -> list[dict[str, float]]:
+        """Returns how far the layers of each group move; those that cannot make a width's change of the loss are apart."""
+        by_width: dict[float, list[str]] = defaultdict(list)
+        for name in names:
+            by_width[self._own_width(name, width)].append(name)
+        lines: list[dict[str, float]] = []
+        for own, alike in sorted(by_width.items(), reverse=True):
+            count = len(alike) if self.among else max(1, round(MAX_GROUPS * len(alike) / max(MAX_GROUPS, len(names))))
+            lines += [_chosen(self._moves(own), group) for group in _strided(alike, count)]
+        return lines
 
     def _own_width(self, name: str, wanted: float) -> float:
         """Returns the largest width up to a wanted one whose change of the loss a layer makes, or nearly."""
+        if wanted == self._precision.widths[0]:
+            return wanted
         full = FULL_SHARE * self._size
         widths = [w for w in self._precision.widths if w <= wanted and self._moves(w)[name] * self._slopes[name] >= full * w]
         return max(widths, default=self._precision.widths[0])
@@ -486,6 +496,11 @@ class _Search(FiniteDifferences):
 
 def _chosen(moves: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
     return {name: moves[name] for name in names}
+
+
+def _unevenness(looks: Sequence[Look]) -> float:
+    """Returns how uneven lines typically are, by rounding and bends, in units of one layer's change of the loss."""
+    return median(abs(look.left.uneven) / look.unit for look in looks)
 
 
 def _scaled(moves: Mapping[str, float], scale: float) -> dict[str, float]:
