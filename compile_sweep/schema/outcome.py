@@ -407,8 +407,13 @@ def verdict_of(label: Label, reason: str) -> Verdict:
 
 
 def _sentence(text: str) -> str:
-    """Returns the first informative line, cut to a readable length; `backend='inductor' raised:` only introduces the next one."""
+    """Returns the first informative line, cut to a readable length.
+
+    `backend='inductor' raised:` only introduces the next one, and an operator's own error ends the line after Dynamo's.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    if said := re.search(r"making fake tensor call\n.*: got \w+\(['\"](.*)['\"]\)$", text, re.MULTILINE):
+        lines = [f"{lines[0]}: {said[1]}"]
     line = " ".join(lines[:2]) if lines[0].endswith(" raised:") else lines[0]
     return line if len(line) <= _SENTENCE_LENGTH else line[:_SENTENCE_LENGTH] + "…"
 

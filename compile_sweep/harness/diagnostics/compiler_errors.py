@@ -11,6 +11,9 @@ symbolic shapes, whose violated constraints Dynamo does not wrap.
 """
 
 
+_GENERATED = "torch._inductor.runtime.compile_tasks."  # what Inductor calls the modules that it generates
+
+
 def is_compiler_error(error: BaseException) -> bool:
     """Tells whether the compiler raised the error, while it compiled or while its code ran."""
     dynamo = sys.modules.get("torch._dynamo.exc")  # if it is not loaded, nothing was compiled
@@ -20,8 +23,11 @@ def is_compiler_error(error: BaseException) -> bool:
         return True
     if isinstance(error, AssertionError) and WRONG_FAKE in str(error):  # raised by Inductor's code
         return True
-    if not isinstance(error, RuntimeError) or error.__traceback__ is None or SECOND_BACKWARD in str(error):
+    if not isinstance(error, RuntimeError | AssertionError | TypeError) or SECOND_BACKWARD in str(error):
         return False
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, TypeError):  # also raised where compiled code is called with wrong arguments
+        return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(_GENERATED)
+    files = [frame.f_code.co_filename for frame in frames]
     raising = [file for file in files if not file.endswith("torch/__init__.py")]  # which has torch._check
     return bool(raising) and any(folder in raising[-1] for folder in _COMPILERS)

@@ -270,7 +270,8 @@ def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
         re.MULTILINE,
     )
     if found is None:
-        return shorten_text(next((line.strip() for line in reason.splitlines() if line.strip()), "torch gives no reason")), []
+        lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["torch gives no reason"]
+        return shorten_text(next((line for line in lines if not line.endswith(":")), lines[0])), []
     held = [name for pattern in _NAMED_IN_CONTEXT for name in re.findall(pattern, found[3], re.MULTILINE)]
     named = dict.fromkeys([*([inside] if inside else []), *held])
     names = f" ({', '.join(named)})" if named else ""

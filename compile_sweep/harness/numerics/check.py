@@ -41,6 +41,7 @@ from compile_sweep.harness.numerics.tolerance import (
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.outputs import zero_infinities
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.causes.errors import REENTRANT_CHECKPOINT
 from compile_sweep.schema.causes.guards import advice_on_stale_number
 from compile_sweep.schema.settings import CompileSettings
 
@@ -188,6 +189,7 @@ def judge(
         recompiles: Recompiles of the compiled run, which may explain why it diverges.
     """
     advice = partial(_advice, references, gradient_check, settings, recompiles, is_script=is_script)
+    lost: list[str] = []
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
         raise ValueError(f"runs of {' and '.join(map(str, sorted(lengths)))} steps cannot be compared")
@@ -219,10 +221,12 @@ def judge(
         worst = max(counted, key=lambda comparison: comparison.gap.share).text
         if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
             status, first_bad_step, worst, remark = NumericsStatus.DIVERGES, None, gradient_check.sentence, None
-        if missing := _without_gradients(compiled, references):
+        lost = _zero_only_in(references.runs, [compiled])
+        if missing := _zero_only_in([compiled], references.runs) or lost:
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
             others = f" and of {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-            worst = f"gradients of {', '.join(missing[:_MAX_NAMED])}{others} {ZERO_GRADIENTS}"
+            zero = ZERO_IN_EAGER if missing == lost else ZERO_GRADIENTS
+            worst = f"gradients of {', '.join(missing[:_MAX_NAMED])}{others} {zero}"
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -241,7 +245,7 @@ def judge(
         gradient_check=gradient_check,
         worst=worst,
         remark=remark,
-        advice=advice() if status is NumericsStatus.DIVERGES else None,
+        advice=(REENTRANT_CHECKPOINT if lost else advice()) if status is NumericsStatus.DIVERGES else None,
     )
 
 
@@ -258,12 +262,15 @@ _MAX_NAMED = 2  # modules without gradients that are named; the others are count
 ZERO_GRADIENTS = "are zero in every compared step, and in no step of eager runs"
 
 
-def _without_gradients(compiled: Trajectory, references: References) -> list[str]:
-    """Lists groups of modules that never get gradients when compiled, and get some in each step of each eager run."""
+ZERO_IN_EAGER = "are zero in every step of eager runs, and in no compared step"
+
+
+def _zero_only_in(runs: Sequence[Trajectory], others: Sequence[Trajectory]) -> list[str]:
+    """Lists groups of modules that never get gradients in the first runs, and get some in each step of each other."""
     return [
         module
-        for module, norms in compiled.gradients.items()
-        if norms and not any(norms) and all(all(run.gradients[module]) for run in references.runs)
+        for module, norms in runs[0].gradients.items()
+        if norms and not any(any(run.gradients[module]) for run in runs) and all(all(run.gradients[module]) for run in others)
     ]
 
 

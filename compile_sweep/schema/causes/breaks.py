@@ -43,6 +43,13 @@ FAKE = (
     "on a function that returns an empty tensor of the right shape and dtype"
 )
 
+ANY_ROWS = (
+    "try dynamo.capture_dynamic_output_shape_ops=on (torch._dynamo.config.capture_dynamic_output_shape_ops = True), which keeps "
+    "any number of rows in the graph, or keep all rows and weight them by a mask"
+)
+
+TRUE_OR_FALSE = "set_grad_enabled(not step % 4)"
+
 DROPOUT_OF_TENSORS = "x * (torch.rand_like(x) >= p) / (1 - p)"
 
 KL_DIVERGENCE = Cause(
@@ -110,7 +117,8 @@ BREAKS = (
         "value of a tensor",
         "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
         "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a "
-        "position with x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
+        "position with x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows; or try "
+        "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
         r"|failed with aten\._local_scalar_dense",
@@ -118,8 +126,8 @@ BREAKS = (
     Cause(
         "data-dependent branch",
         "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; a "
-        "loop that ends when values allow it needs a fixed number of rounds; a check that only raises an error belongs after the "
-        "step, or in torch._assert_async(condition)",
+        "loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows, because operators "
+        "take none, too; a check that only raises an error belongs after the step, or in torch._assert_async(condition)",
         headline=r"[Dd]ata-dependent (branch|jump)",
     ),
     Cause(
@@ -146,11 +154,16 @@ BREAKS = (
     ),
     Cause(
         "output of unknown size",
-        "the number of rows depends on the data: keep all rows and weight them by a mask, out + mask[:, None] * value, in a loss "
-        "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100), or set "
-        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+        f"the number of rows depends on the data: {ANY_ROWS}, out + mask[:, None] * value, in a loss "
+        "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100)",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
         explanation=r"failed with aten\.nonzero",
+    ),
+    Cause(
+        "size that is not known",
+        "torch asks whether a size that depends on the data is 0 or 1, as BatchNorm does, or loops over it: keep all rows and "
+        "weight them by a mask, or tell the size beforehand, torch._check(len(rows) > 1), if that always holds",
+        headline=r"Could not (guard on data-dependent expression|extract specialized integer)",
     ),
     Cause(
         "own random generator",
@@ -223,8 +236,8 @@ BREAKS = (
     ),
     Cause(
         "gradient taken in the forward",
-        "set torch._dynamo.config.trace_autograd_ops = True, or leave the code that takes the gradient eager and compile the "
-        "modules it calls; a second derivative through compiled code is not possible",
+        "set dynamo.trace_autograd_ops=on (torch._dynamo.config.trace_autograd_ops = True), or leave the code that takes the "
+        "gradient eager and compile the modules it calls; a second derivative through compiled code is not possible",
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
     ),
     Cause(
@@ -272,8 +285,8 @@ BREAKS = (
     Cause(
         "recurrent layer",
         "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
-        "(torch._dynamo.config.allow_rnn = True), which unrolls the layer into a graph for each length, or leave the layer eager "
-        "and compile the modules around it",
+        "(torch._dynamo.config.allow_rnn = True), which unrolls the layer into a graph for each length, for an LSTM on a CPU "
+        "with torch.backends.mkldnn.enabled = False, or leave the layer eager and compile the modules around it",
         headline=r"wrap RNN, GRU, or LSTM",
         explanation=r"does not support RNN, GRU, or LSTM",
     ),
@@ -415,6 +428,12 @@ def cause_of_break(text: str) -> Cause | None:
     return None
 
 
+def with_operator(advice: str, text: str) -> str:
+    """Returns the advice with the operator that torch's text names, `(library::name)` or `(library.name.overload)`."""
+    named = re.search(r"\((\w+)(?:::|\.)(\w+)(?:\.\w+)?\)", text)
+    return advice.replace("library::name", "::".join(named.groups())) if named else advice
+
+
 def advice_on_break(text: str) -> str | None:
     """Returns what helps against a graph break."""
     head = text.partition("\n")[0]
@@ -424,11 +443,11 @@ def advice_on_break(text: str) -> str | None:
         return _DDPS
     if " of FSDP" in head and "`disable`" in text:  # the class of a module that fully_shard() has sharded begins like that
         return _FSDP2S
-    cause = cause_of_break(text)
+    advice = with_operator(cause.advice, text) if (cause := cause_of_break(text)) else None
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
-        return cause.advice if cause else None
+        return advice
     theirs = f"the line is in {library[1]}, not in your code: accept the break, or compile around it with scope=regional"
-    return f"{theirs}; what would help: {cause.advice}" if cause else theirs
+    return f"{theirs}; what would help: {advice}" if advice else theirs
 
 
 def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:

@@ -2,7 +2,7 @@
 
 import re
 
-from compile_sweep.schema.causes.breaks import FAKE, NUMPY, Cause
+from compile_sweep.schema.causes.breaks import FAKE, NUMPY, TRUE_OR_FALSE, Cause, with_operator
 
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
 """In the error of a tensor in memory that a CUDA graph has used again."""
@@ -59,6 +59,12 @@ ERRORS = (
         "buffer: write torch.no_grad() in its place, as around a frozen teacher",
         error=r"version_counter for inference tensor",
     ),
+    Cause(
+        "LSTM on a CPU",
+        "torch cannot unroll oneDNN's LSTM: set torch.backends.mkldnn.enabled = False before compiling, or leave "
+        "dynamo.allow_rnn out",
+        error=r"tensors_saved_with_vc_check to be Tensors|mkldnn_rnn_layer",
+    ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
     Cause(
         "custom operator with a wrong fake implementation",
@@ -76,8 +82,8 @@ ERRORS = (
     ),
     Cause(
         "number that must be a constant",
-        "a Python number that may vary is used where torch needs a constant, such as set_grad_enabled(step % 4 == 0): leave "
-        "dynamo.allow_unspec_int_on_nn_module out, and decide by the number outside compiled code",
+        "a Python number that may vary is used where torch needs a constant, which `not` makes of it: "
+        f"{TRUE_OR_FALSE} in place of set_grad_enabled(step % 4 == 0), with a graph for each answer",
         error=r"SymNodeVariable\(\) is not a constant",
     ),
     Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph"),
@@ -107,6 +113,12 @@ EXCEPTIONS = (
 )
 """Causes of other exceptions that a trial may raise."""
 
+REENTRANT_CHECKPOINT = (
+    "eager loses these gradients, usually in torch.utils.checkpoint.checkpoint(…, use_reentrant=True), which gives none where no "
+    "input needs one: pass use_reentrant=False"
+)
+"""What helps where only compiled code computes gradients of a module."""
+
 MEMORY_ADVICE = (
     "use a smaller batch, scope=regional or mode=default, or turn off CUDA graphs, which keep a memory pool of their own"
 )
@@ -131,7 +143,7 @@ def advice_on_cudagraph_skip(text: str) -> str:
 
 def advice_on_error(text: str) -> str | None:
     """Returns what helps against a compiler error."""
-    return next((cause.advice for cause in ERRORS if re.search(cause.error, text)), None)
+    return next((with_operator(cause.advice, text) for cause in ERRORS if re.search(cause.error, text)), None)
 
 
 def advice_on_exception(text: str) -> str | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from compile_sweep.schema.causes.breaks import DROPOUT_OF_TENSORS, KL_DIVERGENCE, Cause, cause_of_break
+from compile_sweep.schema.causes.breaks import ANY_ROWS, DROPOUT_OF_TENSORS, KL_DIVERGENCE, TRUE_OR_FALSE, Cause, cause_of_break
 from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles
 
 _NEVER_IN_PLACE = (
@@ -16,7 +16,8 @@ _NEVER_IN_PLACE = (
 )
 _IN_A_BUFFER = (
     "keep it in a buffer, self.register_buffer('steps', torch.zeros(())), and change that after the backward or assign a new "
-    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}; dropout takes no tensor p, so write {DROPOUT_OF_TENSORS}"
+    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}; write torch.where(self.steps > 5, a, b) for a condition of it, and "
+    f"{DROPOUT_OF_TENSORS} for dropout, which takes no tensor p"
 )
 
 _MADE_AT_FIRST = (
@@ -65,7 +66,7 @@ GUARDS = (
     ),
     Cause(
         "output of unknown size",
-        "the number of rows at this line depends on the data: keep all rows and weight them by a mask",
+        f"the number of rows at this line depends on the data: {ANY_ROWS}",
         guard=r"tensor '___stack\d+.*size mismatch",
     ),
     Cause(
@@ -153,8 +154,8 @@ GUARDS = (
     ),
     Cause(
         "global number",
-        "a global Python number changes from step to step, and each of its values needs its own graph: change it outside "
-        f"compiled code and pass it in as a tensor, or {_IN_A_BUFFER}",
+        "a global Python number changes from step to step, and each of its values needs its own graph: pass it to the forward as "
+        f"an argument, which dynamic=auto lets vary, or {_IN_A_BUFFER}",
         guard=r"G\[\S+ == -?\d",
     ),
     Cause(
@@ -177,9 +178,9 @@ GUARDS = (
     ),
     Cause(
         "module's counter",
-        f"a Python integer changes: {_IN_A_BUFFER}; or let it vary, also where it begins a slice, with "
-        "dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; "
-        "if it selects a branch or a module, select it outside compiled code",
+        "a Python integer changes: let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on, which takes a graph "
+        f"for each branch or module that it selects, and write {TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a "
+        f"constant; or {_IN_A_BUFFER}",
         guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.])",
     ),
     Cause(
@@ -192,6 +193,10 @@ GUARDS = (
         "each of its values takes a graph: if blocks have different ones, such as numbers or rates of stochastic depth, set "
         "recompile_limit above the number of blocks, or use scope=full without graph breaks; if it changes from step to step, "
         f"hand it in as a tensor, or {_IN_A_BUFFER}",
+    ),
+    Cause(
+        "first value of a number",
+        "torch compiles a Python number's first value apart: accept one graph more, or run one forward before compiling",
     ),
     Cause(
         "number that crosses a limit",
@@ -306,7 +311,7 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     if len(steps) > 1 and min(steps) > 0:
         return _NAMED["cache that grows"]
     if series.count == 1 and numbers[0] in (0, -1):
-        return _NAMED["made in the first forward"]
+        return _NAMED["first value of a number"]
     return cause
 
 
@@ -317,9 +322,11 @@ def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | N
     guarded = of_rows or re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
     if after is None or guarded is None:
         return None
-    at = next((text for text in breaks if text.startswith(f"{after[2]}:{after[1]} ")), "")
-    assigns = re.search(rf"^  code: (.*[ ;])?{guarded[1]} = ", at, re.MULTILINE)
-    cause = cause_of_break(at) if at and (guarded[1].startswith("___") or assigns) else None
+    is_result = guarded[1].startswith("___")
+    place = f"{after[2]}:{after[1]} " if is_result else f"{after[2]}:"
+    assigns = "" if is_result else rf"^  code: (.*[ ;])?{guarded[1]} ?= ?(?!=)"
+    there = (text for text in breaks if text.startswith(place) and re.search(assigns, text, re.MULTILINE))
+    cause = cause_of_break(at) if (at := next(there, "")) else None
     return None if cause is None or cause.name in ("value of a tensor", "output of unknown size") else cause
 
 

@@ -101,7 +101,8 @@ def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
         "  → keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read "
         "it after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write "
         "at a position with "
-        "x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows",
+        "x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows; or try "
+        "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
     ]
 
 

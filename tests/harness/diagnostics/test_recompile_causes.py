@@ -463,7 +463,8 @@ def test_a_counter_may_vary_and_what_is_left_is_the_limit_that_it_crosses() -> N
         found = run(with_warm_up)
         assert is_clean(run(with_counter))
     assert found.graphs == 3
-    assert [cause.name for one in found.recompile_reasons if (cause := cause_of(one))][-1] == "number that crosses a limit"
+    causes = [cause_of_series(series) for series in fold_recompiles(found.recompile_reasons)]
+    assert [cause.name for cause in causes if cause] == ["first value of a number", "number that crosses a limit"]
 
 
 def with_queue(net: Net, x: Tensor) -> Tensor:
@@ -594,3 +595,11 @@ def test_what_a_break_returned_has_the_cause_of_the_break(forward: Any, cause: s
     for hit in found.recompile_limit_hits:
         advice = advice_on_limit(hit, found.recompile_reasons, found.graph_break_reasons)
         assert "tensor" not in advice or "draw with torch" in advice
+
+
+def test_a_number_that_an_earlier_break_returned_has_the_cause_of_that_break() -> None:
+    clock = "net.py:5 in forward: x\n  code: began=time.time()\n  explanation: Dynamo cannot trace the builtin `time.time.`"
+    later = "net.py:9 in forward: Call to `torch._dynamo.graph_break()`\n  code: graph_break()"
+    (series,) = fold_recompiles(["forward from line 9 on (net.py:3): began == 1.5 # y = f(began) # net.py:10 in forward"])
+    assert (cause := cause_of_series(series, [later, clock]))
+    assert cause.name == "file, clock or system call"

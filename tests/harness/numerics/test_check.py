@@ -171,6 +171,16 @@ def test_modules_that_get_no_gradients_when_compiled_are_named() -> None:
     assert "are zero" not in judged(frozen[0], replace(eager, eager=frozen[1])).worst
 
 
+def test_gradients_that_only_eager_loses_are_told_with_their_usual_cause() -> None:
+    first, second = (
+        replace(one, gradients={**one.gradients, "encoder": [0.0] * STEPS}) for one in (EAGER.eager, *EAGER.permuted)
+    )
+    verdict = judged(RIGHT, replace(EAGER, eager=first, permuted=[second], precise=None))
+    assert verdict.status is NumericsStatus.DIVERGES
+    assert verdict.worst == "gradients of encoder are zero in every step of eager runs, and in no compared step"
+    assert "pass use_reentrant=False" in (verdict.advice or "")
+
+
 def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None:
     right = run(99, 2e-3)
     wrong = replace(right, losses=scaled(right.losses, 1.1))

@@ -1,0 +1,288 @@
+"""Further changes that the table of causes advises: made in a model, each trains like eager, as one graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from faulty_models import Net, plain, with_rows
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
+from compile_sweep.schema.causes import breaks, errors, guards
+
+Step = Callable[[Any, Tensor], Tensor]
+
+
+def with_cond(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return torch.cond(y.sum() > 0, lambda y: y * 2, lambda y: y.sin(), (y,))
+
+
+def with_asynchronous_assertion(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    torch._assert_async(y.isfinite().all())
+    return y
+
+
+def with_number_in_the_graph(net: Net, x: Tensor) -> Tensor:
+    kept = int((x[:, 0] > 0).sum()) + 1
+    return net.layer(x) * x.abs().sum().item() + x[:kept].mean()
+
+
+def with_rows_of_experts(net: Net, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for number, expert in enumerate((net.layer, net.layers[0])):
+        (rows,) = torch.where((x[:, 0] > 0) == number)
+        out.index_add_(0, rows, expert(x[rows]))
+    return out
+
+
+def with_masked_rows_set(net: Net, x: Tensor) -> Tensor:
+    y, chosen = net.layer(x).clone(), x[:, 0] > 0
+    y[chosen] = y[chosen] * 2
+    return y
+
+
+def with_kinds(net: Net, x: Tensor) -> Tensor:
+    kinds, places = torch.unique((x[:, 0] > 0).long(), return_inverse=True)
+    return net.layer(x) * kinds.float()[places][:, None]
+
+
+def with_rows_that_are_several(net: Net, x: Tensor) -> Tensor:
+    rows = x[x[:, 0] != 0]
+    torch._check(len(rows) > 1)
+    return net.norm(net.layer(rows))
+
+
+def with_weighted_loss(net: Net, x: Tensor) -> Tensor:
+    mask = (x[:, 0] != 0).float()[:, None]
+    return (net.layer(x).square() * mask).sum() / mask.sum()
+
+
+def with_labels_left_out(net: Net, x: Tensor) -> Tensor:
+    return cross_entropy(net.layer(x), torch.arange(len(x)).masked_fill(~(x[:, 0] != 0), -100))
+
+
+def with_derivative(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    (slope,) = torch.autograd.grad(y.tanh().sum(), y)
+    return y * slope.detach()
+
+
+def with_index_add(net: Net, x: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add(0, torch.tensor([1, 0, 3, 2]), net.layer(x))
+
+
+def with_padded_batches(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * (torch.arange(len(x)) < 3)[:, None]
+
+
+def with_bank_of_fixed_size(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    net.queue = torch.cat([net.queue[len(y) :], y.detach()])
+    return y + net.queue.mean()
+
+
+def with_condition_on_a_buffer(net: Net, x: Tensor) -> Tensor:
+    net.steps = net.steps + 1
+    y = net.layer(x)
+    return torch.where(net.steps > 5, y * 2, y)
+
+
+@torch.library.custom_op("tests_advised::squared", mutates_args=())
+def squared(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.detach().numpy() ** 2)
+
+
+squared.register_fake(torch.empty_like)
+squared.register_autograd(
+    lambda ctx, gradient: 2 * gradient * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def with_custom_operator(net: Net, x: Tensor) -> Tensor:
+    return squared(net.layer(x))
+
+
+def with_no_gradients(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = net.layers[0](x[:2]) + net.whole_table[:2]
+    return net.layer(x)[:2] - target
+
+
+def detached_from_an_operator(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return y * squared(y.detach())
+
+
+def with_counter(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(x) * (net.count / 100)
+
+
+def with_branch_by_a_counter(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    y = net.layer(x)
+    return y * 2 if net.count % 3 == 0 else y
+
+
+def with_layer_by_a_counter(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return (net.layer, net.layers[0])[net.count % 2](x)
+
+
+ROWS = {"capture_dynamic_output_shape_ops": True}
+NUMBERS = {"capture_scalar_outputs": True}
+COUNTERS = {"allow_unspec_int_on_nn_module": True}
+
+
+def trained(forward: Step, config: dict[str, bool], backend: str | None, steps: int) -> tuple[list[Tensor], Diagnostics]:
+    """Trains for some steps; returns the gradients of the last, and what the compiler did."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net: Any = type("Model", (Net,), {"forward": forward})()
+    model = torch.compile(net, backend=backend) if backend else net
+    with torch._dynamo.config.patch(**config), capture_diagnostics() as found:
+        for number in range(steps):
+            net.zero_grad()
+            model(torch.randn(4, 8) + (number % 2)).square().sum().backward()
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None], found
+
+
+@pytest.mark.parametrize(
+    ("advised", "forward", "config", "graphs"),
+    [
+        ("torch.cond", with_cond, {}, 1),
+        ("torch._assert_async(condition)", with_asynchronous_assertion, {}, 1),
+        ("dynamo.capture_scalar_outputs=on", with_number_in_the_graph, NUMBERS, 1),
+        ("dynamo.capture_dynamic_output_shape_ops=on", with_rows, ROWS, 1),
+        ("dynamo.capture_dynamic_output_shape_ops=on", with_rows_of_experts, ROWS, 1),
+        ("dynamo.capture_dynamic_output_shape_ops=on", with_masked_rows_set, ROWS, 1),
+        ("dynamo.capture_dynamic_output_shape_ops=on", with_kinds, ROWS, 1),
+        ("torch._check(len(rows) > 1)", with_rows_that_are_several, ROWS, 1),
+        ("(loss * mask).sum() / mask.sum()", with_weighted_loss, {}, 1),
+        ("labels.masked_fill(~mask, -100)", with_labels_left_out, {}, 1),
+        ("dynamo.trace_autograd_ops=on", with_derivative, {"trace_autograd_ops": True}, 1),
+        ("index_add", with_index_add, {}, 1),
+        ("padded batches and a mask", with_padded_batches, {}, 1),
+        ("self.bank = torch.cat([self.bank[len(rows):], rows])", with_bank_of_fixed_size, {}, 1),
+        ("torch.where(self.steps > 5, a, b)", with_condition_on_a_buffer, {}, 1),
+        ("torch.library.custom_op and register_autograd", with_custom_operator, {}, 1),
+        ("call it on x.detach()", detached_from_an_operator, {}, 1),
+        ("write torch.no_grad() in its place", with_no_gradients, {}, 1),
+        ("dynamo.allow_unspec_int_on_nn_module=on", with_counter, COUNTERS, 2),  # one of them for the first value
+        ("dynamo.allow_unspec_int_on_nn_module=on", with_branch_by_a_counter, COUNTERS, 3),
+        ("dynamo.allow_unspec_int_on_nn_module=on", with_layer_by_a_counter, COUNTERS, 3),
+    ],
+)
+def test_an_advised_change_trains_like_eager_as_one_graph(
+    advised: str, forward: Step, config: dict[str, bool], graphs: int
+) -> None:
+    table = (*breaks.BREAKS, *guards.GUARDS, *errors.ERRORS)
+    assert [cause.name for cause in table if advised in cause.advice]
+    steps = 7 if config is COUNTERS else 3
+    expected, _ = trained(forward, {}, None, steps)
+    gradients, found = trained(forward, config, "aot_eager", steps)
+    torch.testing.assert_close(gradients, expected)
+    said = (found.graph_break_reasons, found.fallbacks, found.recompile_limit_hits, found.graphs)
+    assert said == ([], [], [], graphs), found.recompile_reasons
+
+
+def prepared(change: Callable[[Any], Any]) -> Diagnostics:
+    """Trains a model that is changed before it is compiled."""
+    torch._dynamo.reset()
+    net: Any = type("Model", (Net,), {"forward": plain})()
+    change(net)
+    compiled = torch.compile(net, backend="aot_eager")
+    with capture_diagnostics() as found:
+        for _ in range(3):
+            compiled(torch.randn(4, 8)).square().sum().backward()
+    return found
+
+
+def lazy(net: Any) -> None:
+    net.layer = nn.LazyLinear(8)
+    net(torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("advised", "change"),
+    [
+        (
+            "register hooks once, before compiling",
+            lambda net: net.layer.register_forward_hook(lambda _, inputs, output: output * 2),
+        ),
+        ("run one forward before compiling", lazy),
+    ],
+)
+def test_what_is_done_before_compiling_takes_one_graph(advised: str, change: Callable[[Any], Any]) -> None:
+    assert [cause.name for cause in breaks.BREAKS if advised in cause.advice]
+    found = prepared(change)
+    assert (found.graph_break_reasons, found.fallbacks, found.graphs) == ([], [], 1)
+
+
+@pytest.mark.parametrize("context", [torch.autograd.graph.save_on_cpu, contextlib.nullcontext])
+def test_a_context_that_is_entered_outside_compiled_code_and_an_output_whose_gradient_is_kept_take_one_graph(
+    context: Any,
+) -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(8, 8)
+    compiled = torch.compile(layer, backend="aot_eager")
+    with capture_diagnostics() as found, context():
+        y = compiled(torch.randn(4, 8))
+        y.retain_grad()
+        y.square().sum().backward()
+    assert y.grad is not None
+    assert (found.graph_break_reasons, found.graphs) == ([], 1)
+
+
+def test_jagged_tensors_that_are_made_before_the_step_and_plain_ones_taken_out_of_a_subclass_take_one_graph() -> None:
+    layer = nn.Linear(8, 8)
+    jagged = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
+    labeled = type("Labeled", (Tensor,), {})(torch.ones(3, 8))
+    for x in (jagged, labeled.as_subclass(Tensor)):
+        torch._dynamo.reset()
+        with capture_diagnostics() as found:
+            torch.compile(lambda x: layer(x), backend="aot_eager")(x)
+        assert (found.graph_break_reasons, found.graphs) == ([], 1)
+
+
+def test_a_retained_graph_goes_back_twice_without_donated_buffers() -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(8, 8)
+    advice = errors.advice_on_error("donated buffers")
+    assert advice is not None
+    assert "functorch.donated_buffer=off" in advice
+    with torch._functorch.config.patch(donated_buffer=False):
+        loss = torch.compile(lambda x: layer(x).tanh().square().sum(), backend="aot_eager")(torch.randn(4, 8))
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+
+def test_an_lstm_that_is_unrolled_on_a_cpu_is_told_and_mended_by_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.LSTM(8, 8), torch.randn(2, 4, 8)
+
+    def step() -> list[Tensor]:
+        torch._dynamo.reset()
+        layer.zero_grad()
+        with torch._dynamo.config.patch(allow_rnn=True):
+            torch.compile(layer, backend="aot_eager", fullgraph=True)(x)[0].sum().backward()
+        return [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+
+    if torch.backends.mkldnn.is_available():
+        with pytest.raises(AssertionError) as raised:
+            step()
+        assert is_compiler_error(raised.value)
+        assert "torch.backends.mkldnn.enabled = False" in (errors.advice_on_error(str(raised.value)) or "")
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    gradients = step()
+    layer.zero_grad()
+    layer(x)[0].sum().backward()
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in layer.parameters()])
