@@ -14,8 +14,9 @@ import analysis
 from analysis.comparison.changes import Comparison, compare
 from analysis.load import load_for_analysis
 from compile_sweep.schema.attempt_record import SCHEMA_VERSION
+from compile_sweep.schema.journal import sealed
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, append
+from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MakeSweep = Callable[..., Path]
@@ -128,9 +129,8 @@ def report_on(tmp_path_factory: pytest.TempPathFactory) -> ReportOn:
 
 def _written(folder: Path, records: Sequence[TrialRecord], sweep: Mapping[str, Any]) -> Path:
     folder.mkdir()
-    (folder / "trials.jsonl").touch()
-    for record in records:
-        append(folder, record)
+    # Whole, because `append` makes each line durable and compares it with those before.
+    (folder / "trials.jsonl").write_text("".join(f"{sealed(record.to_json())}\n" for record in records), encoding="utf-8")
     contents = {
         "schema_version": SCHEMA_VERSION,
         "config": {

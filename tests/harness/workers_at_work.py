@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from compile_sweep.child_process import die_with
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -55,11 +58,13 @@ def measured_together(
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
             **({"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} if device == "cpu" else {}),
         }
-        processes = []
-        for rank in range(num_workers):
-            command = [sys.executable, __file__, json.dumps({**told, "rank": rank, "scratch": scratch})]
-            with Path(scratch, f"{rank}.log").open("w") as log:
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        told["scratch"] = scratch
+        # One process imports torch for all on the CPU; a process that was forked cannot use a GPU.
+        groups = [[*range(num_workers)]] if device == "cpu" else [[rank] for rank in range(num_workers)]
+        processes = [
+            subprocess.Popen([sys.executable, __file__, json.dumps({**told, "ranks": ranks})], env=environment)
+            for ranks in groups
+        ]
         try:
             for process in processes:
                 process.wait(timeout_s)
@@ -73,6 +78,37 @@ def measured_together(
         assert all(process.returncode == 0 for process in processes), said
         by_rank = [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(num_workers)]
     return [[ranks[place] for ranks in by_rank] for place in range(len(jobs))]
+
+
+def _work_together(told: dict[str, Any]) -> int:
+    """Runs the ranks, all but the last in forked processes, which end with this one; returns the exit code."""
+    import compile_sweep.harness.measure
+    import compile_sweep.harness.prepare  # noqa: F401
+
+    *forked, last = told["ranks"]
+    parent, children = os.getpid(), []
+    for rank in forked:
+        if (child := os.fork()) == 0:
+            die_with(parent)
+            _log_and_work(told, rank)
+            os._exit(0)
+        children.append(child)
+    _log_and_work(told, last)
+    return max((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children), key=abs, default=0)
+
+
+def _log_and_work(told: dict[str, Any], rank: int) -> None:
+    """Runs one rank with a log of its own; ends the process if it fails."""
+    log = os.open(f"{told['scratch']}/{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        _work({**told, "rank": rank})
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
 
 
 def _work(told: dict[str, Any]) -> None:
@@ -121,4 +157,4 @@ def _work(told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _work(json.loads(sys.argv[1]))
+    sys.exit(_work_together(json.loads(sys.argv[1])))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from threading import Barrier
@@ -28,10 +32,26 @@ from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import place_of, print_from_script, run_script
 from compile_sweep.script.session import Session
 from compile_sweep.script.session_results import other_batch_size
-from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial
+from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial, StartRun
+from orchestrator.run.fork_server import ForkedScriptRun, ForkServer, Setup, script_order
 from tests.scripts.conftest import SHORT
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def starts() -> Iterator[list[StartRun]]:
+    """Start runs in forks of processes that have imported torch, as a sweep does, side by side."""
+    setup = Setup(workload=None, python_path="", use_gpu=False, runs_scripts=True)
+    with ExitStack() as ending:
+        servers = [ForkServer(setup, os.environ | ENVIRONMENT) for _ in range(2)]
+        for server in servers:
+            ending.callback(server.close)
+        yield [partial(_forked, server) for server in servers]
+
+
+def _forked(server: ForkServer, run: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> ForkedScriptRun:
+    return ForkedScriptRun(server, script_order(run, folder, environment, log, marker="test"))
 
 
 @pytest.mark.nightly("one worker behaves as two do; `make test` measures two, with their files, phases and references")
@@ -166,7 +186,7 @@ if __name__ == "__main__":
     ],
 )
 def test_a_script_that_trains_in_processes_of_its_own_is_told_at_their_first_step(
-    call: str, said: str, folder: Path, tmp_path: Path
+    call: str, said: str, folder: Path, tmp_path: Path, starts: list[StartRun]
 ) -> None:
     (folder / "spawning.py").write_text(SPAWNING.replace("CALL", call))
     (tmp_path / "run").mkdir()
@@ -176,6 +196,7 @@ def test_a_script_that_trains_in_processes_of_its_own_is_told_at_their_first_ste
         base=tmp_path,
         references=tmp_path / "references",
         environment=ENVIRONMENT,
+        start=starts[0],
         shows_output=False,
     )
     with pytest.raises(RunFailed, match=said) as error:
@@ -204,7 +225,13 @@ def test_a_script_that_trains_in_processes_of_its_own_is_told_at_their_first_ste
     ],
 )
 def test_two_workers_step_together_and_are_measured_as_one(
-    script: str, settings: str, gradients: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str,
+    settings: str,
+    gradients: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    starts: list[StartRun],
 ) -> None:
     # One eager run takes the place of three, for each is two more processes; the test above makes all of them.
     monkeypatch.setattr(numerics, "EAGER_RUNS", {"eager": numerics.EAGER_RUNS["eager"]})
@@ -235,6 +262,7 @@ def test_two_workers_step_together_and_are_measured_as_one(
             references=references,
             protocol=SHORT,
             environment=ENVIRONMENT,
+            start=starts[rank],
             is_first=rank == 0,
             agree=lambda answer: agreed(rank, answer),
             on_phase=phases[rank].append,
@@ -298,7 +326,7 @@ def test_what_a_script_compiled_is_hit_by_the_next_trial_with_other_folders(fold
 
 
 @pytest.mark.slow
-def test_a_script_gets_its_batch_size_by_its_own_option(folder: Path, tmp_path: Path) -> None:
+def test_a_script_gets_its_batch_size_by_its_own_option(folder: Path, tmp_path: Path, starts: list[StartRun]) -> None:
     trial = ScriptTrial(
         job=ScriptJob.of("vae.py", ["--batch-size", "8"], folder=str(folder), batch_argument="--batch-size"),
         settings=CompileSettings.parse("scope=eager,as_written=on,batch_size=16"),
@@ -306,6 +334,7 @@ def test_a_script_gets_its_batch_size_by_its_own_option(folder: Path, tmp_path: 
         references=tmp_path / "references",
         protocol=SHORT,
         environment=ENVIRONMENT,
+        start=starts[0],
     )
     run = trial.base / "run"
     run.mkdir(parents=True)

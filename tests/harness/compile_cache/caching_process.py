@@ -30,6 +30,7 @@ from compile_sweep.harness.compile_cache.transfer import (
     watch_caches,
 )
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.harness.toolchain import check_vector_instructions
 from compile_sweep.harness.warm_start import restart
 from compile_sweep.schema.settings import CompileSettings
 
@@ -88,6 +89,7 @@ def answer(path: Path) -> None:
 
 def serve() -> None:
     """Forks a process for each line, and waits for it."""
+    check_vector_instructions()  # which each process would do otherwise, in its empty cache folder
     for line in sys.stdin:
         path, environment = json.loads(line)
         if (child := os.fork()) == 0:
