@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_servers import forked_servers as forked_servers
 from sweep_folders import make_sweep as make_sweep
 
 from compile_sweep.contract.seeding import seed_all
@@ -27,6 +28,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SHORT = {"compared_steps": 3, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
 
 Run = Callable[..., tuple[Session, BaseException | None]]
+
+
+@pytest.fixture(autouse=True)
+def _forked(forked_servers: None) -> None:
+    """Spares what runs in this process the imports of its runs."""
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def starts() -> Iterator[list[StartRun]]:
+def starts(forked_servers: None) -> Iterator[list[StartRun]]:
     """Start runs in forks of processes that have imported torch, as a sweep does, side by side."""
     setup = Setup(workload=None, python_path="", use_gpu=False, runs_scripts=True)
     with ExitStack() as ending:

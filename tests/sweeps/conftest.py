@@ -6,12 +6,18 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from forked_servers import forked_servers as forked_servers
 from samples import TESTS
 
 from orchestrator.sweep import main
 
 SweepHere = Callable[..., str]
 """Runs a sweep in this process with these words of a command line; returns what it prints."""
+
+
+@pytest.fixture(autouse=True)
+def _forked(forked_servers: None) -> None:
+    """Spares commands that run in this process the imports of their trials."""
 
 
 @pytest.fixture
