@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback
+from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback, cause_of_break
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
 from compile_sweep.schema.causes.guards import (
     FIXED_LENGTH,
@@ -77,8 +77,10 @@ def explain_recompiles(
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:
             cause = next(one for one in GUARDS if one.name == "length after a graph break")
+        of_rows = any(one and one.name == "output of unknown size" for one in map(cause_of_break, breaks))
         if cause is None and are_of_blocks(series, recompiles) and not lengths.are_sequence_lengths(int(size[3]), int(size[4])):
-            cause = next(one for one in GUARDS if one.name == "blocks of different sizes")
+            name = "blocks of different sizes" if size[2] != "0" or not of_rows else "output of unknown size"
+            cause = next(one for one in GUARDS if one.name == name)
         if cause is None:
             before, now = int(size[3]), int(size[4])
             return _resized(_named(size[1]), int(size[2]), before, now, lengths, anew=len(series.values) > 1)

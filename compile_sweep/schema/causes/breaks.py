@@ -60,8 +60,17 @@ KL_DIVERGENCE = Cause(
     guard=r".*\b_KL_MEMOIZE\b",
 )
 
+METRIC = Cause(
+    "metric in the forward",
+    "torchmetrics counts its updates in a Python integer, and looks at values: update metrics after the step, outside compiled "
+    "code",
+    inside=r"\btorchmetrics/",
+    guard=r"\S*_update_count == ",
+)
+
 BREAKS = (
     KL_DIVERGENCE,
+    METRIC,
     Cause(
         "explicit break", "the code asks for this break: remove the call", headline=r"Call to `torch\._dynamo\.graph_break\(\)`"
     ),
@@ -232,7 +241,7 @@ BREAKS = (
         "parameter made in the forward",
         "create parameters and modules in __init__; if a library creates them in the first forward, run one forward before "
         "compiling",
-        headline=r"torch\.nn\.Parameter\(\)` constructor",
+        headline=r"torch\.nn\.Parameter\(\)` constructor|parameter construction",
     ),
     Cause(
         "gradient taken in the forward",
@@ -446,7 +455,8 @@ def advice_on_break(text: str) -> str | None:
     advice = with_operator(cause.advice, text) if (cause := cause_of_break(text)) else None
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
         return advice
-    theirs = f"the line is in {library[1]}, not in your code: accept the break, or compile around it with scope=regional"
+    around = "accept the break, or compile around it (scope=regional, or parts.NAME.compile=off)"
+    theirs = f"the line is in {library[1]}, not in your code: {around}"
     return f"{theirs}; what would help: {advice}" if advice else theirs
 
 
@@ -455,7 +465,7 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     place = text.rpartition(", at ")[2] if ", at " in text else None
     if resumed := re.match(r".* from line (\d+) on \((.+):\d+\) runs eagerly", text):
         place = place or f"{resumed[2]}:{resumed[1]}"
-    there = [one for one in breaks if place is not None and one.startswith((f"{place} ", f"{place}:"))]
+    there = [one for one in breaks if place and (one.startswith((f"{place} ", f"{place}:")) or f"inside: {place}\n" in one)]
     if advice := next(filter(None, map(advice_on_break, there)), None):
         around = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)
         return (

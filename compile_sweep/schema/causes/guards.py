@@ -8,7 +8,15 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from compile_sweep.schema.causes.breaks import ANY_ROWS, DROPOUT_OF_TENSORS, KL_DIVERGENCE, TRUE_OR_FALSE, Cause, cause_of_break
+from compile_sweep.schema.causes.breaks import (
+    ANY_ROWS,
+    DROPOUT_OF_TENSORS,
+    KL_DIVERGENCE,
+    METRIC,
+    TRUE_OR_FALSE,
+    Cause,
+    cause_of_break,
+)
 from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles
 
 _NEVER_IN_PLACE = (
@@ -56,7 +64,7 @@ GUARDS = (
         "value read from a tensor",
         "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
         "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
-        guard=r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) ",
+        guard=r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) |\(.*___stack\d+ .*\) == ",
     ),
     Cause(
         "length after a graph break",
@@ -171,11 +179,7 @@ GUARDS = (
         "epoch, with a recompile_limit above the number of its values",
         guard=r"\S+\.(momentum|eps|label_smoothing|negative_slope) == ",
     ),
-    Cause(
-        "metric in the forward",
-        "torchmetrics counts its updates in a Python integer: update metrics after the step, outside compiled code",
-        guard=r"\S*_update_count == ",
-    ),
+    METRIC,
     Cause(
         "module's counter",
         "a Python integer changes: let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on, which takes a graph "
@@ -327,6 +331,8 @@ def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | N
     assigns = "" if is_result else rf"^  code: (.*[ ;])?{guarded[1]} ?= ?(?!=)"
     there = (text for text in breaks if text.startswith(place) and re.search(assigns, text, re.MULTILINE))
     cause = cause_of_break(at) if (at := next(there, "")) else None
+    if cause is not None and cause.name == "value of a tensor" and not is_result:
+        return _NAMED["value read from a tensor"]
     return None if cause is None or cause.name in ("value of a tensor", "output of unknown size") else cause
 
 

@@ -28,6 +28,11 @@ def with_new_parameter(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * net.scale
 
 
+def with_parameter_assigned(net: Net, x: Tensor) -> Tensor:
+    net.layer.weight = nn.Parameter(net.layer.weight.data)
+    return net.layer(x)
+
+
 def with_gradient(net: Net, x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     return torch.autograd.grad(net.layer(x).square().sum(), x)[0]
@@ -248,6 +253,7 @@ BREAKS_OF_TORCH = [
     Case("requires_grad_() in the forward", with_input_that_needs_a_gradient, plain),
     Case("requires_grad_() in the forward", with_gradient_switched_on, plain),
     Case("parameter made in the forward", with_new_parameter, plain),
+    Case("parameter made in the forward", with_parameter_assigned, plain),
     Case("gradient taken in the forward", with_gradient, with_func_grad),
     Case("hooks", with_hook_added, plain),
     Case("custom autograd.Function", with_function, with_plain_function),

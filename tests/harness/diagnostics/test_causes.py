@@ -14,12 +14,13 @@ from test_break_causes import BREAKS
 from test_recompile_causes import GUARDS
 from torch import Tensor
 
-from compile_sweep.harness.diagnostics.advice import advise_on_hint
+from compile_sweep.harness.diagnostics.advice import KnownSizes, advise_on_hint, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import breaks, errors, guards
 from compile_sweep.schema.causes.recompiles import fold_recompiles
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
+from compile_sweep.schema.settings import CompileSettings
 
 
 def force_loss(net: Net, x: Tensor) -> Tensor:
@@ -290,9 +291,8 @@ def test_every_cause_has_its_test() -> None:
     elsewhere |= {"blocks of different kinds", "length after a graph break", "number of each block"}
     elsewhere |= {"cache of keys and values", "argument of changing type", "KL divergence"}
     elsewhere |= {"arguments of different calls", "layout in memory", "first value of a number"}
-    assert shown | {"exception in the forward", "backward hook of a module", "size that is not known"} == {
-        cause.name for cause in breaks.BREAKS
-    }
+    shown |= {"exception in the forward", "backward hook of a module", "size that is not known", "metric in the forward"}
+    assert shown == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
     elsewhere |= {"number that the forward is given", "gradient read in the forward", "batches of several kinds"}
@@ -448,3 +448,44 @@ def test_complex_numbers_are_told_and_pairs_of_real_numbers_mend_it() -> None:
     assert after == []
     advice = [advise_on_hint(hint) or "" for hint in before]
     assert all("compute with pairs of real numbers, such as cos and sin" in one for one in advice), before
+
+
+CLOCK = "net.py:5 in forward: x\n  code: began=time.time()\n  explanation: Dynamo cannot trace the builtin `time.time.`"
+DRAWN = "net.py:5 in forward: Unsupported Tensor.item() call\n  code: begin = int(torch.randint(4, ()))"
+LATER = "net.py:9 in forward: Call to `torch._dynamo.graph_break()`\n  code: graph_break()"
+
+
+@pytest.mark.parametrize(
+    ("recompile", "breaks_before", "cause"),
+    [
+        ("began == 1.5 # y = f(began) # net.py:10 in forward", [LATER, CLOCK], "file, clock or system call"),
+        ("begin == 3 # x[begin:] # net.py:10 in forward", [LATER, DRAWN], "value read from a tensor"),
+        ("(0.1*___stack0 + 0.9*model.mean) == 1.5", [], "value read from a tensor"),
+    ],
+)
+def test_a_number_that_an_earlier_break_returned_has_the_cause_of_that_break(
+    recompile: str, breaks_before: list[str], cause: str
+) -> None:
+    (series,) = fold_recompiles([f"forward from line 9 on (net.py:3): {recompile}"])
+    found = guards.cause_of_series(series, breaks_before)
+    assert found is not None
+    assert found.name == cause
+
+
+def test_what_breaks_inside_a_metric_is_told_to_be_updated_after_the_step() -> None:
+    text = (
+        "train.py:9 in loss: Dynamic shape operator\n  code: metric(y)\n  inside: torchmetrics/functional/scores.py:320\n"
+        "  library: torchmetrics\n  explanation: Operator `aten._unique2.default`'s output shape depends on input Tensor data."
+    )
+    assert "update metrics after the step" in (breaks.advice_on_break(text) or "")
+    fallback = "wrapped (torchmetrics/metric.py:543) runs eagerly: not converted, at torchmetrics/functional/scores.py:320"
+    assert breaks.advice_on_fallback(fallback, [text]) == breaks.advice_on_break(text)
+
+
+def test_rows_that_shared_code_is_given_depend_on_the_data_where_a_break_does() -> None:
+    (series,) = fold_recompiles(["forward of Act (act.py:3): tensor 'input' size mismatch at index 0. expected 33, actual 28"])
+    settings = CompileSettings.parse("scope=full,dynamic=auto")
+    sizes = KnownSizes(settings=settings, max_length=16, batch_size=4)
+    picked = "moe.py:7 in forward: Dynamic shape operator\n  explanation: Operator `aten.nonzero.default`'s output shape depends"
+    told = [explain_recompiles(series, sizes, seen) for seen in ([picked], [])]
+    assert ["the number of rows" in one for one in told] == [True, False]

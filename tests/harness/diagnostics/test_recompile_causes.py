@@ -595,11 +595,3 @@ def test_what_a_break_returned_has_the_cause_of_the_break(forward: Any, cause: s
     for hit in found.recompile_limit_hits:
         advice = advice_on_limit(hit, found.recompile_reasons, found.graph_break_reasons)
         assert "tensor" not in advice or "draw with torch" in advice
-
-
-def test_a_number_that_an_earlier_break_returned_has_the_cause_of_that_break() -> None:
-    clock = "net.py:5 in forward: x\n  code: began=time.time()\n  explanation: Dynamo cannot trace the builtin `time.time.`"
-    later = "net.py:9 in forward: Call to `torch._dynamo.graph_break()`\n  code: graph_break()"
-    (series,) = fold_recompiles(["forward from line 9 on (net.py:3): began == 1.5 # y = f(began) # net.py:10 in forward"])
-    assert (cause := cause_of_series(series, [later, clock]))
-    assert cause.name == "file, clock or system call"
