@@ -341,26 +341,33 @@ class _Search(FiniteDifferences):
         """Returns how far the layers of each group move at first, and what that shows.
 
         Farther, rounding is smaller beside the change of the loss, and the loss bends more: of GPT-2 small with a batch of 64,
-        right gradients leave over at most 1.5 % of a layer at the first width and 22 % at the next. So layers go farther only as
-        long as their lines get more even.
+        right gradients leave over at most 1.5 % of a layer at the first width and 22 % at the next. So layers move by another
+        width than the first only where their lines are more even.
         """
         if self.known is not None:
             return [(line, self._look(line)) for line in self._lines(names, self.known.width)]
-        first, *wider = sorted(width for width in self._precision.widths if width >= self._precision.widths[0])
-        fine = FINE_SHARE * self._precision.allowed * self._size
-        width, lines = first, self._lines(names, first)
+        width = self._precision.widths[0]
+        lines = self._lines(names, width)
         probes = [self._look(line) for line in lines[:NUM_PROBES]]
-        for wanted in wider:
-            if Rounding.of_few(probes).noise <= fine * width:
+        for other in self._other_widths(probes):
+            others = self._lines(names, other)
+            theirs = [self._look(line) for line in others[:NUM_PROBES]]
+            if _unevenness(theirs) < _unevenness(probes):
+                width, lines, probes = other, others, theirs
                 break
-            farther = self._lines(names, wanted)
-            theirs = [self._look(line) for line in farther[:NUM_PROBES]]
-            if _unevenness(theirs) >= _unevenness(probes):
-                break
-            width, lines, probes = wanted, farther, theirs
         looks = [*probes, *map(self._look, lines[len(probes) :])]
         self.known = replace(Rounding.of(looks), width=width)
         return list(zip(lines, looks, strict=True))
+
+    def _other_widths(self, probes: Sequence[Look]) -> list[float]:
+        """Returns widths at which errors may be seen better than at the first one, the most promising first."""
+        first = self._precision.widths[0]
+        ladder = sorted(width for width in self._precision.widths if width >= first)
+        noise, fine = Rounding.of_few(probes).noise, FINE_SHARE * self._precision.allowed * self._size
+        wanted = next((width for width in ladder if noise <= fine * width), ladder[-1])
+        wider = [width for width in reversed(ladder) if first < width <= wanted]
+        is_uneven = UNEVEN_MARGIN * _unevenness(probes) > self._precision.allowed
+        return [*wider, *(width for width in self._precision.widths if width < first and is_uneven)]
 
     def _lines(self, names: Sequence[str], width: float) -> list[dict[str, float]]:
         """Returns how far the layers of each group move; those that cannot make a width's change of the loss are apart."""
@@ -379,7 +386,7 @@ class _Search(FiniteDifferences):
             return wanted
         full = FULL_SHARE * self._size
         widths = [w for w in self._precision.widths if w <= wanted and self._moves(w)[name] * self._slopes[name] >= full * w]
-        return max(widths, default=self._precision.widths[0])
+        return max(widths, default=min(wanted, self._precision.widths[0]))
 
     def _look(self, moves: Mapping[str, float]) -> Look:
         """Moves layers the same way, so that their errors add up."""
