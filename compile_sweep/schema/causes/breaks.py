@@ -116,7 +116,8 @@ BREAKS = (
     ),
     Cause(
         "tensor in place of a number",
-        "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for "
+        "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for a "
+        "function of math torch.sqrt(x), for "
         f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask",
         headline=r"Data dependent operator",
         explanation=r"`aten\._local_scalar_dense(?!.*\(Tensor\.tolist\))",
@@ -167,6 +168,13 @@ BREAKS = (
         "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100)",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
         explanation=r"failed with aten\.nonzero",
+    ),
+    Cause(
+        "number that is not known",
+        "a number that is read from a tensor is used where torch must know it: keep the value a tensor, with "
+        "torch.where(condition, a, b) in place of `if` and torch.sqrt(x) in place of math.sqrt(x), and pick one of several "
+        "modules outside compiled code",
+        headline=r"Could not (guard|extract) .*Size-like symbols: none",
     ),
     Cause(
         "size that is not known",
@@ -399,7 +407,7 @@ BREAKS = (
         headline=r"numpy function unsupported|ndarray attribute",
         explanation=r"`[^`]*\b(numpy|scipy)[./]|of class `ufunc`",
     ),
-    Cause("untraceable builtin", _BUILTIN, explanation=rf"builtin `({'|'.join(sys.stdlib_module_names)})\."),
+    Cause("untraceable builtin", _BUILTIN, explanation=rf"builtin `({'|'.join(sys.stdlib_module_names)})\.|`ContextVar`"),
     Cause(
         "operator of another library",
         "torch.compile cannot see into this call: move it out of the forward, use torch's own operator, or wrap it with "

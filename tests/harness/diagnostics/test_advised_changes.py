@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,18 @@ def with_asynchronous_assertion(net: Net, x: Tensor) -> Tensor:
 def with_number_in_the_graph(net: Net, x: Tensor) -> Tensor:
     kept = int((x[:, 0] > 0).sum()) + 1
     return net.layer(x) * x.abs().sum().item() + x[:kept].mean()
+
+
+def with_root_of_a_value(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * math.sqrt(x.abs().mean())
+
+
+def with_root_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * torch.sqrt(x.abs().mean())
+
+
+def with_norm_of_some_rows(net: Net, x: Tensor) -> Tensor:
+    return net.norm(net.layer(x[x[:, 0] != 0]))
 
 
 def with_rows_of_experts(net: Net, x: Tensor) -> Tensor:
@@ -166,6 +179,7 @@ def trained(forward: Step, config: dict[str, bool], backend: str | None, steps: 
         ("dynamo.capture_dynamic_output_shape_ops=on", with_rows_of_experts, ROWS, 1),
         ("dynamo.capture_dynamic_output_shape_ops=on", with_masked_rows_set, ROWS, 1),
         ("dynamo.capture_dynamic_output_shape_ops=on", with_kinds, ROWS, 1),
+        ("torch.sqrt(x) in place of math.sqrt(x)", with_root_of_a_tensor, NUMBERS, 1),
         ("torch._check(len(rows) > 1)", with_rows_that_are_several, ROWS, 1),
         ("(loss * mask).sum() / mask.sum()", with_weighted_loss, {}, 1),
         ("labels.masked_fill(~mask, -100)", with_labels_left_out, {}, 1),
@@ -193,6 +207,20 @@ def test_an_advised_change_trains_like_eager_as_one_graph(
     torch.testing.assert_close(gradients, expected)
     said = (found.graph_break_reasons, found.fallbacks, found.recompile_limit_hits, found.graphs)
     assert said == ([], [], [], graphs), found.recompile_reasons
+
+
+@pytest.mark.parametrize(
+    ("forward", "config", "cause"),
+    [
+        (with_root_of_a_value, NUMBERS, "number that is not known"),
+        (with_norm_of_some_rows, ROWS, "size that is not known"),
+    ],
+)
+def test_what_torch_must_know_although_a_number_is_in_the_graph_is_told(
+    forward: Step, config: dict[str, bool], cause: str
+) -> None:
+    _, found = trained(forward, config, "aot_eager", 1)
+    assert {one and one.name for one in map(breaks.cause_of_break, found.graph_break_reasons)} == {cause}
 
 
 def prepared(change: Callable[[Any], Any]) -> Diagnostics:

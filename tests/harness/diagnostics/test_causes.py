@@ -291,7 +291,13 @@ def test_every_cause_has_its_test() -> None:
     elsewhere |= {"blocks of different kinds", "length after a graph break", "number of each block"}
     elsewhere |= {"cache of keys and values", "argument of changing type", "KL divergence"}
     elsewhere |= {"arguments of different calls", "layout in memory", "first value of a number"}
-    shown |= {"exception in the forward", "backward hook of a module", "size that is not known", "metric in the forward"}
+    shown |= {
+        "exception in the forward",
+        "backward hook of a module",
+        "size that is not known",
+        "number that is not known",
+        "metric in the forward",
+    }
     assert shown == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
