@@ -185,14 +185,18 @@ def chromium() -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    """Assigns whole files to processes, and all tests of a group to one process, with `--dist loadgroup`."""
+    """Assigns whole files to processes, and all tests of a group to one process, with `--dist loadgroup`.
+
+    Those of tests/sweeps without Ray are one group, too, because they share a process that has imported torch.
+    """
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling  # not always installed: a host with a GPU may have only pytest
 
     class Files(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return str(super()._split_scope(nodeid)).split("::", 1)[0]
+            scope = str(super()._split_scope(nodeid)).split("::", 1)[0]
+            return "sweeps" if scope.startswith("tests/sweeps/") else scope
 
     return Files(config, log)
 

@@ -19,7 +19,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 STEPS = 6
 SPELLED = [
-    "scope=full,dynamic=mark,backend=aot_eager,optimizer=fused",
+    "scope=full,dynamic=mark,backend=eager,optimizer=fused",
     "scope=regional,dynamic=buckets,bucket_size=32,backend=eager",
 ]
 

@@ -64,4 +64,4 @@ def test_the_residual_stream_has_autocasts_dtype_only_where_it_is_asked_for() ->
 @pytest.mark.slow
 def test_both_are_one_graph_with_the_loss_of_eager() -> None:
     setting = "scope=eager,workload.qkv=merged,workload.residual=autocast"
-    assert step(setting, autocast=True, backend="aot_eager")[0] == pytest.approx(step(setting, autocast=True)[0], rel=5e-3)
+    assert step(setting, autocast=True, backend="eager")[0] == pytest.approx(step(setting, autocast=True)[0], rel=5e-3)
