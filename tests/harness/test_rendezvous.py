@@ -30,7 +30,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    "num_workers", [pytest.param(1, marks=pytest.mark.nightly("one worker, which meets nobody; `make test` runs two")), 2]
+)
 def test_workers_reduce_and_listen_on_the_loopback_alone(num_workers: int, repository: Path) -> None:
     workers = [
         subprocess.Popen(

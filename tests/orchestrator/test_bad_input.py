@@ -411,9 +411,11 @@ def test_a_process_ends_with_code_2_and_one_line(repository: Path) -> None:
 def test_a_process_that_meets_damaged_records_changes_nothing(repository: Path, theirs: Path) -> None:
     with (theirs / TRIALS_FILE).open("a") as log:
         log.write("garbage\n")
+    described = (theirs / SWEEP_FILE).read_text()
+    (theirs / SWEEP_FILE).write_text(described.replace("captioning", "layers"))  # which is read without transformers
     before = contents(theirs)
     done = in_a_process(repository, "--resume", "--output", str(theirs))
-    assert (done.returncode, done.stdout) == (2, "reading workload captioning …\n")
+    assert (done.returncode, done.stdout) == (2, "reading workload layers …\n")
     assert len(done.stderr.splitlines()) == 1
     assert "line 2 is not a trial record" in done.stderr
     assert "Traceback" not in done.stderr
