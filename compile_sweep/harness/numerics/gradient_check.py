@@ -89,6 +89,7 @@ FINE_SHARE = 0.2  # fraction of the allowed error that rounding should stay belo
 FULL_SHARE = 0.6  # fraction of a width's change of the loss that a layer must be able to make, for that width to be its own
 SCALES = (2.0, 0.7)  # how far a group moves once more, if it is in doubt
 MAX_CONFIRMED = 4  # number of wrong layers that are looked at once more, along other directions
+SINGLES_AT_ONCE = 8  # least number of layers of wrong groups that are looked at before enough of them may be wrong
 
 COARSEST = 0.5
 """Largest detectable error with which a check may call gradients right: that of one layer that is half wrong."""
@@ -331,11 +332,16 @@ class _Search(FiniteDifferences):
         return replace(self._verdict(Outcome.OK, abs(worst.error), checked * share), allowed=worst.limit)
 
     def _wrong_alone(self, lines: Mapping[int, Mapping[str, float]], found: Mapping[int, _Judgment]) -> dict[str, float]:
-        """Returns which layers of wrong groups are wrong by themselves, and by how much."""
+        """Returns layers of wrong groups that are wrong by themselves, and by how much; of many, those of the worst groups."""
         wrong = {name: found[at].error for at, moves in lines.items() for name in moves if len(moves) == 1}
-        singles = [{name: move} for moves in lines.values() for name, move in moves.items() if len(moves) > 1]
-        judged = self._beside_eager({next(iter(moves)): (moves, self._look(moves)) for moves in singles})
-        return wrong | {name: one.error for name, one in judged.items() if one.outcome is Outcome.WRONG}
+        worst = sorted((at for at in lines if len(lines[at]) > 1), key=lambda at: abs(found[at].error))
+        while worst and len(wrong) < MAX_CONFIRMED:
+            singles: list[dict[str, float]] = []
+            while worst and len(singles) < SINGLES_AT_ONCE:
+                singles += [{name: move} for name, move in lines[worst.pop()].items()]
+            judged = self._beside_eager({next(iter(moves)): (moves, self._look(moves)) for moves in singles})
+            wrong |= {name: one.error for name, one in judged.items() if one.outcome is Outcome.WRONG}
+        return wrong
 
     def _first_looks(self, names: Sequence[str]) -> list[tuple[dict[str, float], Look]]:
         """Returns how far the layers of each group move at first, and what that shows.

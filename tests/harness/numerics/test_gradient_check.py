@@ -355,6 +355,23 @@ def test_layers_move_no_farther_than_lines_get_more_even(
     assert found.allowed < 0.2
 
 
+def test_where_all_layers_are_wrong_few_of_them_move_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    model.blocks = nn.ModuleList(Block(0.0) for _ in range(16))
+    subject = Subject(model, autocast=True)
+    alone: set[str] = set()
+
+    def left_over(width: float, moves: Any) -> float:
+        alone.update(moves if len(moves) == 1 else ())
+        return 0.001 if subject.is_eager else 0.001 + 0.2 * len(moves)
+
+    leave_over(monkeypatch, left_over)
+    found = subject.check(draws=True, rounding=BFLOAT16)
+    assert found.outcome is Outcome.WRONG
+    assert len(found.layers) == gradient_check.MAX_CONFIRMED
+    assert len(alone) < 20
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.3])
 def test_noise_in_gradients_does_not_agree_with_itself(factor: float) -> None:
     subject = Subject(net(), layer="blocks.0.up", factor=factor)
