@@ -17,11 +17,11 @@ model that has fit its batch, loss and gradients are small beside what they are 
 than what rounding does to the loss, and show again along directions that are taken next to the start (see below).
 
 In half precision, a move that stands out from rounding bends the loss if all layers of a deep network make it at once, so they
-move in groups, one group at a time, and as far as it takes for rounding to be small beside the change of the loss. How coarsely
-the loss rounds is seen from how much more is left over on one half of a line than on the other: a wrong gradient is wrong on
-both, and a jump is not. A group in doubt moves farther and less far, in eager code too, and what is wrong must show again, layer
-by layer, along other directions. Where nothing is random, what eager leaves over at the same points is subtracted: curvature and
-most of the rounding cancel.
+move in groups, one group at a time, and as far as it takes for rounding to be small beside the change of the loss, unless the
+loss bends so much there that nothing is gained. How coarsely it rounds and bends is seen from how much more is left over on one
+half of a line than on the other: a wrong gradient is wrong on both, and a jump is not. A group in doubt moves farther and less
+far, in eager code too, and what is wrong must show again, layer by layer, along other directions. Where nothing is random, what
+eager leaves over at the same points is subtracted: curvature and most of the rounding cancel.
 
 A gradient also holds noise of rounding, which agrees with itself: projected on its own direction, it is too long by the noise's
 share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a factor of three (docs/log.md). So the direction is
