@@ -190,7 +190,7 @@ GUARDS = (
     Cause(
         "Python number that changes",
         f"a Python number changes from step to step: hand it in as a tensor, or {_IN_A_BUFFER}",
-        guard=r"(?!.*\.size\(\)\[).* == -?\d|___normalize_count_iter",
+        guard=r"(?!.*(\.size\(\)\[| % \d+\) )).* == -?\d|___normalize_count_iter",
     ),
     Cause(
         "number of each block",
@@ -206,7 +206,7 @@ GUARDS = (
         "number that crosses a limit",
         "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
         "steps, so time both sides separately, or compare outside compiled code",
-        guard=r"(?!.*\.size\(\)\[)(\S+|\(.+\)) (<=|<|>=|>|!=) -?\d",
+        guard=r"(?!.*\.size\(\)\[)((\S+|\(.+\)) (<=|<|>=|>|!=)|.* % \d+\) ==) -?\d",
     ),
     Cause(
         "argument of changing type",

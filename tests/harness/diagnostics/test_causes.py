@@ -495,3 +495,16 @@ def test_rows_that_shared_code_is_given_depend_on_the_data_where_a_break_does() 
     picked = "moe.py:7 in forward: Dynamic shape operator\n  explanation: Operator `aten.nonzero.default`'s output shape depends"
     told = [explain_recompiles(series, sizes, seen) for seen in ([picked], [])]
     assert ["the number of rows" in one for one in told] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("guard", "cause"),
+    [
+        ("((1 + self.model.steps) % 2) == 0", "number that crosses a limit"),
+        ("(1 + self.model.steps) == 7", "Python number that changes"),
+        ("(x.size()[0] % 8) == 0", None),
+    ],
+)
+def test_a_remainder_is_a_condition_of_a_number(guard: str, cause: str | None) -> None:
+    found = guards.cause_of_guard(guard)
+    assert (found.name if found else None) == cause
