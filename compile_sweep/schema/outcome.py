@@ -327,11 +327,23 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
         return verdict_of(Label.ACTOR_LOST, f"an actor or object that the trial needed was gone {where}: {text}")
     if death.num_workers > 1 and is_let_down(error_type, death.error_text):
         return verdict_of(Label.WORKER_DIED, f"a worker died without an exception {where}; another one says {text}")
+    if error_type.endswith(".FailOnRecompileLimitHit") and death.recompiles:
+        last = death.recompiles[-1]
+        limit = f"with fullgraph=on, torch fails at its recompile limit: {_sentence(last)}"
+        return verdict_of(Label.RECOMPILE_LIMIT, f"{limit}; {advice_on_limit(last, death.recompiles)}")
     if not death.error_is_compilers:
         advice, label = advice_on_exception(death.error_text), Label.EXCEPTION
     else:
         advice, label = advice_on_error(death.error_text), Label.COMPILE_ERROR
+        text += _place_in_user_code(death.error_text)
     return verdict_of(label, f"{text} ({where}){f'; {advice}' if advice else ''}")
+
+
+def _place_in_user_code(text: str) -> str:
+    """Returns `, at model.py:3`, the innermost line outside installed packages that Dynamo's error names; else nothing."""
+    lines = re.findall(r'File "([^"]+)", line (\d+), in ', text.partition("from user code:")[2])
+    own = [f", at {path.rpartition('/')[2]}:{line}" for path, line in lines if "/site-packages/" not in path]
+    return own[-1] if own else ""
 
 
 def _judge_silence(death: Death) -> Verdict:

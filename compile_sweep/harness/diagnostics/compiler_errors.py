@@ -17,7 +17,7 @@ _GENERATED = "torch._inductor.runtime.compile_tasks."  # what Inductor calls the
 def is_compiler_error(error: BaseException) -> bool:
     """Tells whether the compiler raised the error, while it compiled or while its code ran."""
     dynamo = sys.modules.get("torch._dynamo.exc")  # if it is not loaded, nothing was compiled
-    if dynamo is not None and isinstance(error, dynamo.TorchDynamoException):
+    if dynamo is not None and isinstance(error, dynamo.TorchDynamoException | dynamo.FailOnRecompileLimitHit):
         return True
     if isinstance(error, RuntimeError) and GRAPHS_MEMORY in str(error):  # raised by whatever operator reads the tensor
         return True

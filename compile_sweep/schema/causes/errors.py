@@ -2,7 +2,7 @@
 
 import re
 
-from compile_sweep.schema.causes.breaks import FAKE, NUMPY, TRUE_OR_FALSE, Cause, with_operator
+from compile_sweep.schema.causes.breaks import FAKE, NUMPY, TRUE_OR_FALSE, Cause, cause_of_break, with_operator
 
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
 """In the error of a tensor in memory that a CUDA graph has used again."""
@@ -28,6 +28,8 @@ NO_BACKWARD = Cause(
     "my_op.register_autograd(backward, setup_context=save), or call it on x.detach() if no gradient is meant to pass",
     error=r"no autograd formula was registered",
 )
+
+FULLGRAPH = Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph")
 
 ERRORS = (
     Cause(
@@ -86,7 +88,7 @@ ERRORS = (
         f"{TRUE_OR_FALSE} in place of set_grad_enabled(step % 4 == 0), with a graph for each answer",
         error=r"SymNodeVariable\(\) is not a constant",
     ),
-    Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph"),
+    FULLGRAPH,
 )
 """Causes of compiler errors."""
 
@@ -142,8 +144,14 @@ def advice_on_cudagraph_skip(text: str) -> str:
 
 
 def advice_on_error(text: str) -> str | None:
-    """Returns what helps against a compiler error."""
-    return next((with_operator(cause.advice, text) for cause in ERRORS if re.search(cause.error, text)), None)
+    """Returns what helps against a compiler error, which is that against a graph break where fullgraph=on made one an error."""
+    said = text.partition("\nfrom user code:")[0]
+    if known := next((with_operator(cause.advice, said) for cause in ERRORS if re.search(cause.error, said)), None):
+        return known
+    if (explained := re.match(r"(\S.*)\n\s+Explanation: (.*)", said)) is None:
+        return None
+    cause = cause_of_break(f"x: {explained[1]}\n  explanation: {explained[2]}")
+    return f"remove fullgraph=on, or the graph break: {cause.advice}" if cause else FULLGRAPH.advice
 
 
 def advice_on_exception(text: str) -> str | None:

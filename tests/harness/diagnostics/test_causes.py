@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,14 +201,15 @@ def test_an_operator_that_fails_while_it_is_traced_is_mended_by_a_look_at_the_sh
     torch.testing.assert_close(torch.compile(by_shape, backend="eager", fullgraph=True)(x), with_try(x))
 
 
-def advice_of_a_trial(error: BaseException, label: Label = Label.EXCEPTION) -> str:
+def advice_of_a_trial(error: BaseException, label: Label = Label.EXCEPTION, recompiles: Sequence[str] = ()) -> str:
     """Returns the verdict's text on a trial that raised an exception, by default of the workload."""
     times: dict[str, Any] = {"in_phase_s": 1.0, "elapsed_s": 9.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
     verdict = judge_death(
         Death(
             phase="warming-up",
             **times,
-            error_type=f"builtins.{type(error).__name__}",
+            recompiles=recompiles,
+            error_type=f"{type(error).__module__}.{type(error).__name__}",
             error_text=str(error),
             error_is_compilers=is_compiler_error(error),
         )
@@ -279,10 +280,36 @@ def test_a_buffer_that_compiled_code_keeps_for_its_backward_may_change_after_it(
 def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
-        torch.compile(lambda x: x * hashlib.md5(b"a").digest_size, backend="eager", fullgraph=True)(torch.ones(2))
-    assert "fix the graph break" in (errors.advice_on_error(str(raised.value)) or "")
+        torch.compile(lambda x: print() or x * 16, backend="eager", fullgraph=True)(torch.ones(2))
+    reason = advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
+    assert ", at test_causes.py:" in reason
+    assert "remove fullgraph=on, or the graph break: print, log and warn outside the forward" in reason
     torch._dynamo.reset()
     torch.compile(lambda x: x * 16, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+def test_a_recompile_limit_under_fullgraph_is_one_and_has_the_advice_of_its_guard() -> None:
+    torch._dynamo.reset()
+    net = type("Model", (Net,), {"forward": with_a_number_of_steps})()
+    step = torch.compile(net, backend="eager", fullgraph=True)
+    with capture_diagnostics() as found:
+        for _ in range(8):
+            step(torch.ones(4, 8))
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit) as raised:
+            step(torch.ones(4, 8))
+    assert is_compiler_error(raised.value)
+    reason = advice_of_a_trial(raised.value, Label.RECOMPILE_LIMIT, found.recompile_reasons)
+    assert "self.register_buffer('count'" in reason
+
+
+def with_a_number_of_steps(net: Net, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(x) * net.count
+
+
+def test_the_users_own_line_does_not_decide_about_an_error() -> None:
+    text = "Failed to trace builtin operator\n  Explanation: builtin operator `print`\n\nfrom user code:\n  print(complex)"
+    assert "print, log and warn" in (errors.advice_on_error(text) or "")
 
 
 def test_every_cause_has_its_test() -> None:
