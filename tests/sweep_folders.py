@@ -119,7 +119,7 @@ def report_on(tmp_path_factory: pytest.TempPathFactory) -> ReportOn:
 
     def report(records: Sequence[TrialRecord] | None = None) -> Path:
         records = typical_trials() if records is None else records
-        content = "".join(record.to_json() for record in records)
+        content = "".join(map(_line, records))
         if content not in made:
             made[content] = analysis.write_report(_written(tmp_path_factory.mktemp("reports") / "sweep", records, {}))
         return made[content]
@@ -127,10 +127,21 @@ def report_on(tmp_path_factory: pytest.TempPathFactory) -> ReportOn:
     return report
 
 
+def _line(record: TrialRecord) -> str:
+    """Returns the record's line of the log; many tests write equal records."""
+    key = repr(record)
+    if key not in _LINES:
+        _LINES[key] = f"{sealed(record.to_json())}\n"
+    return _LINES[key]
+
+
+_LINES: dict[str, str] = {}
+
+
 def _written(folder: Path, records: Sequence[TrialRecord], sweep: Mapping[str, Any]) -> Path:
     folder.mkdir()
     # Whole, because `append` makes each line durable and compares it with those before.
-    (folder / "trials.jsonl").write_text("".join(f"{sealed(record.to_json())}\n" for record in records), encoding="utf-8")
+    (folder / "trials.jsonl").write_text("".join(map(_line, records)), encoding="utf-8")
     contents = {
         "schema_version": SCHEMA_VERSION,
         "config": {
