@@ -115,7 +115,17 @@ class Rounding:
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Rounding:
-        uneven = [look.left.uneven for look in looks]
+        """Estimates it from all lines or from the half that changes the loss least, which bends least."""
+        half = sorted(looks, key=lambda look: look.unit)[: len(looks) // 2]
+        every = cls._of([look.left.uneven for look in looks])
+        return (
+            every
+            if len(half) < NUM_PROBES
+            else min(every, cls._of([look.left.uneven for look in half]), key=lambda one: one.noise)
+        )
+
+    @classmethod
+    def _of(cls, uneven: Sequence[float]) -> Rounding:
         if len(uneven) < NUM_PROBES:  # too few to tell the middle's rounding from the ends'
             return cls(math.sqrt(sum(one**2 for one in uneven) / len(uneven) / 3), 0.0)
         center = median(uneven)

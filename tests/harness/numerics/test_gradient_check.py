@@ -23,7 +23,7 @@ from compile_sweep.harness.apply import applied
 from compile_sweep.harness.diagnostics.advice import _gradient_check
 from compile_sweep.harness.numerics import gradient_check
 from compile_sweep.harness.numerics.check import NumericsStatus, judge
-from compile_sweep.harness.numerics.finite_differences import Differentiated, Look, Residual
+from compile_sweep.harness.numerics.finite_differences import Differentiated, Look, Residual, Rounding
 from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
@@ -353,6 +353,15 @@ def test_layers_move_no_farther_than_lines_get_more_even(
     assert found.outcome is (Outcome.OK if factor == 1.0 else Outcome.WRONG), found
     assert found.allowed is not None
     assert found.allowed < 0.2
+
+
+def test_bends_of_layers_that_go_far_are_no_rounding_of_those_that_cannot() -> None:
+    uneven = (0.9, -1.1, 1.0, -0.8, 1.2)
+    near = [Look(Residual(0.0, 1e-4 * one, 0.0), 1e-3) for one in uneven]
+    far = [Look(Residual(0.0, 1e-2 * one, 0.0), 5e-2) for one in uneven]
+    assert Rounding.of([*far, *near]).noise == pytest.approx(Rounding.of(near).noise)
+    alike = [Look(Residual(0.0, 1e-4 * one, 0.0), unit) for one in uneven for unit in (1e-3, 5e-2)]
+    assert Rounding.of(alike).noise == pytest.approx(Rounding.of(near).noise)
 
 
 def test_where_all_layers_are_wrong_few_of_them_move_alone(monkeypatch: pytest.MonkeyPatch) -> None:
