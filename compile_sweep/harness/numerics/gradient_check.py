@@ -324,11 +324,13 @@ class _Search(FiniteDifferences):
         right = [at for at, one in found.items() if one.outcome is Outcome.OK and one.limit <= COARSEST]
         share = sum(len(lines[at][0]) for at in right) / len(names)
         if share < LEAST_CHECKED:
-            left = _left([look for _, look in lines.values()])
+            looks = [look for _, look in lines.values()]
+            uneven, left = (100 * typical for typical in (_unevenness(looks), median(abs(look.error) for look in looks)))
             return skipped(
                 "eager gradients are not derivatives of the loss at the steps that can be told from rounding: it has kinks, a "
-                "jump, a detach or a straight-through estimate in it, or bends too much (where each layer changes the loss by "
-                f"{100 * self.known.width:g} %, gradients and loss differ by {100 * left:.0f} % of one layer's change)"
+                f"jump, a detach or a straight-through estimate in it, or bends too much (where each layer changes the loss by "
+                f"{100 * self.known.width:g} %, {left:.0f} % of one layer's change does not follow from gradients, and "
+                f"{uneven:.0f} % differs between back and forth)"
             )
         worst = max((found[at] for at in right), key=lambda one: abs(one.error) / one.limit)
         return replace(self._verdict(Outcome.OK, abs(worst.error), checked * share), allowed=worst.limit)
@@ -350,7 +352,7 @@ class _Search(FiniteDifferences):
 
         Farther, rounding is smaller beside the change of the loss, and the loss bends more: of GPT-2 small with a batch of 64,
         right gradients leave over at most 1.5 % of a layer at the first width and 22 % at the next. So layers move by another
-        width than the first only where their lines leave over less.
+        width than the first only where their lines are more even.
         """
         if self.known is not None:
             return [(line, self._look(line)) for line in self._lines(names, self.known.width)]
@@ -360,7 +362,7 @@ class _Search(FiniteDifferences):
         for other in self._other_widths(probes):
             others = self._lines(names, other)
             theirs = [self._look(line) for line in others[:NUM_PROBES]]
-            if _left(theirs) < _left(probes):
+            if _unevenness(theirs) < _unevenness(probes):
                 width, lines, probes = other, others, theirs
                 break
         looks = [*probes, *map(self._look, lines[len(probes) :])]
@@ -374,8 +376,8 @@ class _Search(FiniteDifferences):
         noise, fine = Rounding.of_few(probes).noise, FINE_SHARE * self._precision.allowed * self._size
         wanted = next((width for width in ladder if noise <= fine * width), ladder[-1])
         wider = [width for width in reversed(ladder) if first < width <= wanted]
-        is_coarse = UNEVEN_MARGIN * _left(probes) > self._precision.allowed
-        return [*wider, *(width for width in self._precision.widths if width < first and is_coarse)]
+        is_uneven = UNEVEN_MARGIN * _unevenness(probes) > self._precision.allowed
+        return [*wider, *(width for width in self._precision.widths if width < first and is_uneven)]
 
     def _lines(self, names: Sequence[str], width: float) -> list[dict[str, float]]:
         """Returns how far the layers of each group move; those that cannot make a width's change of the loss are apart."""
@@ -513,9 +515,9 @@ def _chosen(moves: Mapping[str, float], names: Iterable[str]) -> dict[str, float
     return {name: moves[name] for name in names}
 
 
-def _left(looks: Sequence[Look]) -> float:
-    """Returns what lines typically leave over in all or on one half, in units of one layer's change of the loss."""
-    return median(max(abs(look.left.total), abs(look.left.uneven)) / look.unit for look in looks)
+def _unevenness(looks: Sequence[Look]) -> float:
+    """Returns how uneven lines typically are, by rounding and bends, in units of one layer's change of the loss."""
+    return median(abs(look.left.uneven) / look.unit for look in looks)
 
 
 def _scaled(moves: Mapping[str, float], scale: float) -> dict[str, float]:
