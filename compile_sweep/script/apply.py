@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,12 +101,12 @@ def apply_to_modules(
     on graphs, and CUDA graphs, under which it always runs eagerly, would overwrite outputs that it collects.
     """
     if settings.stance is not None:
-        torch.compiler.set_stance(settings.stance)
+        torch.compiler.set_stance(cast(Any, settings.stance))  # a literal's type is its own in some versions of torch
     if settings.memory_format is not None:
         for target in targets:
             refuse_memory_format(settings, target.module)
             for module in (target.module, *_copies(target.module)):
-                module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
+                cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
     if settings.float8 is not None:
         for target in targets:
             refuse_float8(settings, target.module, target.device)

@@ -353,7 +353,7 @@ BREAKS = (
         "lock or queue",
         "locks and queues of threads cannot be traced, and a function that holds a lock runs eagerly as a whole: lock, put and "
         "get outside compiled code, before the step or with what the forward returns",
-        explanation=r"enter a `\w*([Ll]ock|Condition|Semaphore)` context manager",
+        explanation=r"enter a `\w*([Ll]ock|Condition|Semaphore)` context manager|class `\w*([Ll]ock|Condition|Semaphore)` ",
     ),
     Cause(
         "context manager",

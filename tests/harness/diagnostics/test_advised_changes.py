@@ -17,6 +17,8 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import breaks, errors, guards
 
+pytestmark = pytest.mark.slow
+
 Step = Callable[[Any, Tensor], Tensor]
 
 

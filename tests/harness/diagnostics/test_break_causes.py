@@ -217,6 +217,13 @@ def test_shared_memory_is_told_by_the_words_of_torch_2_15() -> None:
     assert cause.name == "memory of a tensor"
 
 
+def test_a_lock_is_told_by_the_words_of_torch_2_15() -> None:
+    text = "explanation: Dynamo does not know how to trace method `__enter__` of class `lock` (lock)"
+    cause = breaks.cause_of_break(f"model.py:3 in forward: Unsupported method call\n  code: queue.put(0.0)\n  {text}")
+    assert cause is not None
+    assert cause.name == "lock or queue"
+
+
 def test_a_break_of_fsdp2s_hooks_is_answered_with_regional_compiling() -> None:
     text = (
         "train.py:39 in forward of FSDPNet: Attempted to call function marked as skipped\n  code: x = block(x)\n"
