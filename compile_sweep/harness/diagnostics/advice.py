@@ -77,10 +77,10 @@ def explain_recompiles(
     if size := re.match(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)", first.guard):
         if cause is None and " from line " in first.function and lengths.settings.dynamic is Dynamic.MARK:
             cause = next(one for one in GUARDS if one.name == "length after a graph break")
-        of_rows = any(one and one.name == "output of unknown size" for one in map(cause_of_break, breaks))
         if cause is None and are_of_blocks(series, recompiles) and not lengths.are_sequence_lengths(int(size[3]), int(size[4])):
-            name = "blocks of different sizes" if size[2] != "0" or not of_rows else "output of unknown size"
-            cause = next(one for one in GUARDS if one.name == name)
+            rows = "output of unknown size"
+            of_rows = size[2] == "0" and any(one and one.name == rows for one in map(cause_of_break, breaks))
+            cause = next(one for one in GUARDS if one.name == (rows if of_rows else "blocks of different sizes"))
         if cause is None:
             before, now = int(size[3]), int(size[4])
             return _resized(_named(size[1]), int(size[2]), before, now, lengths, anew=len(series.values) > 1)

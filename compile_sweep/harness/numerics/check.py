@@ -221,12 +221,12 @@ def judge(
         worst = max(counted, key=lambda comparison: comparison.gap.share).text
         if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
             status, first_bad_step, worst, remark = NumericsStatus.DIVERGES, None, gradient_check.sentence, None
-        lost = _zero_only_in(references.runs, [compiled])
-        if missing := _zero_only_in([compiled], references.runs) or lost:
+        missing = _zero_only_in([compiled], references.runs)
+        lost = [] if missing else _zero_only_in(references.runs, [compiled])
+        if zero := missing or lost:
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
-            others = f" and of {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-            zero = ZERO_IN_EAGER if missing == lost else ZERO_GRADIENTS
-            worst = f"gradients of {', '.join(missing[:_MAX_NAMED])}{others} {zero}"
+            others = f" and of {len(zero) - _MAX_NAMED} more" if len(zero) > _MAX_NAMED else ""
+            worst = f"gradients of {', '.join(zero[:_MAX_NAMED])}{others} {ZERO_IN_EAGER if lost else ZERO_GRADIENTS}"
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),

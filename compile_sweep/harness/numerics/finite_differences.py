@@ -116,13 +116,9 @@ class Rounding:
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Rounding:
         """Estimates it from all lines or from the half that changes the loss least, which bends least."""
-        half = sorted(looks, key=lambda look: look.unit)[: len(looks) // 2]
-        every = cls._of([look.left.uneven for look in looks])
-        return (
-            every
-            if len(half) < NUM_PROBES
-            else min(every, cls._of([look.left.uneven for look in half]), key=lambda one: one.noise)
-        )
+        uneven = [look.left.uneven for look in sorted(looks, key=lambda look: look.unit)]
+        every, half = cls._of(uneven), uneven[: len(uneven) // 2]
+        return every if len(half) < NUM_PROBES else min(every, cls._of(half), key=lambda one: one.noise)
 
     @classmethod
     def _of(cls, uneven: Sequence[float]) -> Rounding:

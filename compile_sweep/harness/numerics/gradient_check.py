@@ -328,7 +328,7 @@ class _Search(FiniteDifferences):
             uneven, left = (100 * typical for typical in (_unevenness(looks), median(abs(look.error) for look in looks)))
             return skipped(
                 "eager gradients are not derivatives of the loss at the steps that can be told from rounding: it has kinks, a "
-                f"jump, a detach or a straight-through estimate in it, or bends too much (where each layer changes the loss by "
+                "jump, a detach or a straight-through estimate in it, or bends too much (where each layer changes the loss by "
                 f"{100 * self.known.width:g} %, {left:.0f} % of one layer's change does not follow from gradients, and "
                 f"{uneven:.0f} % differs between back and forth)"
             )
