@@ -135,8 +135,9 @@ def _compare(options: Options) -> int:
             trial[setting].append(seconds)
         for setting in options.settings:
             hand[setting].append(of_a_process(setting, options.size))
-        rows = {s: {"trial_s": trial[s], "hand_s": hand[s]} for s in options.settings}
-        options.output.write_text(json.dumps({"torch": torch.__version__, "size": options.size, "rows": rows}, indent=2) + "\n")
+            rows = {s: {"trial_s": trial[s], "hand_s": hand[s]} for s in options.settings}
+            found = {"torch": torch.__version__, "size": options.size, "rows": rows}
+            options.output.write_text(json.dumps(found, indent=2) + "\n")
     print("| setting | trials, s | by hand, s | ratio of medians |\n|---|--:|--:|--:|")
     for setting in options.settings:
         both = [trial[setting], hand[setting]]

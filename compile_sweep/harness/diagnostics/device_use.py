@@ -143,7 +143,7 @@ def profiled(step: Callable[[Batch], Tensor], batch: Batch, step_ms: float, devi
 def _kernels(step: Callable[[Batch], Tensor], batch: Batch, device: torch.device) -> list[tuple[str, float]]:
     """Returns the name and microseconds of each kernel of `PROFILED_STEPS` steps."""
     synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         for _ in range(PROFILED_STEPS):
             step(batch)
         synchronize(device)
