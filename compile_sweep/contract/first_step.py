@@ -14,6 +14,7 @@ from compile_sweep.contract.batches import unchanged
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.contract.model_and_loss import MODEL, ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
+from compile_sweep.schema.causes.places import place_in_own_code
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory, may_run_out_of_memory
 from compile_sweep.schema.settings import OptimizerKind
@@ -145,10 +146,5 @@ def _texts(workload: ModelWorkload) -> list[str]:
 
 
 def _place(error: Exception) -> str:
-    """Returns the innermost line outside installed libraries and this project."""
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(part in frame.filename for part in ("site-packages", "compile_sweep", "/lib/python", "<"))
-    ]
-    return f" at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
+    place = place_in_own_code((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    return f" at {place}" if place else ""

@@ -19,6 +19,7 @@ from typing import Any, Self
 from compile_sweep.schema.causes.breaks import advice_on_fallback
 from compile_sweep.schema.causes.errors import MEMORY_ADVICE, advice_on_cudagraph_skip, advice_on_error, advice_on_exception
 from compile_sweep.schema.causes.guards import advice_on_limit
+from compile_sweep.schema.causes.places import place_in_own_code
 
 MAX_DATA_WAIT_SHARE = 0.05
 """Share of a step spent waiting for data above which the figure describes the input pipeline rather than the setting."""
@@ -335,15 +336,10 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
         advice, label = advice_on_exception(death.error_text), Label.EXCEPTION
     else:
         advice, label = advice_on_error(death.error_text), Label.COMPILE_ERROR
-        text += _place_in_user_code(death.error_text)
+        lines = re.findall(r'File "([^"]+)", line (\d+), in ', death.error_text.partition("from user code:")[2])
+        if place := place_in_own_code((path, int(line)) for path, line in lines):
+            text += f", at {place}"
     return verdict_of(label, f"{text} ({where}){f'; {advice}' if advice else ''}")
-
-
-def _place_in_user_code(text: str) -> str:
-    """Returns `, at model.py:3`, the innermost line outside installed packages that Dynamo's error names; else nothing."""
-    lines = re.findall(r'File "([^"]+)", line (\d+), in ', text.partition("from user code:")[2])
-    own = [f", at {path.rpartition('/')[2]}:{line}" for path, line in lines if "/site-packages/" not in path]
-    return own[-1] if own else ""
 
 
 def _judge_silence(death: Death) -> Verdict:

@@ -24,6 +24,7 @@ from compile_sweep.harness.diagnostics.coverage import Expectation, forward_name
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
+from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import Discovery, Shapes, Target, changing
@@ -485,4 +486,4 @@ def _is_librarys(function: Any) -> bool:
     file = getattr(module, "__file__", None) or ""
     if isinstance(getattr(function, "__self__", None), nn.Module | Optimizer):  # such as model.forward or optimizer.step
         return False
-    return "site-packages" in file or "dist-packages" in file
+    return is_package(file)

@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import sys
-import sysconfig
 import termios
 import threading
 import traceback
@@ -28,6 +27,7 @@ from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.toolchain import compile_whole_files, start_compile_workers, warm_cpp_headers
+from compile_sweep.schema.causes.places import is_harness, place_in_own_code
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numerics, session_results
@@ -152,26 +152,17 @@ def main(assignment: Path) -> None:
     leave()
 
 
-_OWN_FOLDER = str(Path(__file__).parents[1])
-
-
 def print_from_script(error: BaseException) -> None:
     """Prints the traceback of an exception, beginning in the script."""
     rest = error.__traceback__
-    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+    while rest is not None and is_harness(rest.tb_frame.f_code.co_filename):
         rest = rest.tb_next
     traceback.print_exception(error.with_traceback(rest))
 
 
 def place_of(error: BaseException) -> str:
-    """Returns the file's name and line of the innermost frame outside installed packages; empty if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not (_is_installed(frame.filename) or frame.filename.startswith("<"))]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-
-
-def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith((_OWN_FOLDER, sysconfig.get_path("stdlib")))
+    """Returns the file's name and line of the innermost frame in the script's own code; empty if there is none."""
+    return place_in_own_code((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:

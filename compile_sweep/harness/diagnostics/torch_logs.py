@@ -9,13 +9,10 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
+from compile_sweep.schema.causes.places import is_harness, is_installed, is_of_python, is_package, torch_folder
 from compile_sweep.schema.causes.recompiles import plain_guard
 
 LINE_LENGTH = 300  # maximum length of a line, in characters
@@ -26,9 +23,6 @@ _NO_FALLBACK = (
     "recompile limit exceeded",  # logged with the function and the limit right before
     "Attempt to trace generator",  # the caller of a generator has a frame of its own, and inlines the generator if it is compiled
 )
-_ROOT = Path(__file__).resolve().parents[3]
-_HARNESS = (f"{_ROOT}/compile_sweep/", f"{_ROOT}/orchestrator/")
-_WORKLOADS = f"{_ROOT}/workloads/"
 _EXECUTED_SOURCE = "compile_settings_"
 """Prefix of the pseudo file name under which `harness/apply.py` executes the source of settings."""
 
@@ -79,24 +73,24 @@ def find_user_frame(stack: Sequence[Frame]) -> Frame | None:
 
     Frames up to the last one of the harness only lead to the model, and are skipped.
     """
-    last_harness = max((index for index, frame in enumerate(stack) if _is_harness(frame.path)), default=-1)
+    last_harness = max((index for index, frame in enumerate(stack) if _leads_to_model(frame.path)), default=-1)
     models = stack[last_harness + 1 :]
-    own = [frame for frame in models if not _is_installed(frame.path)]
+    own = [frame for frame in models if not is_installed(frame.path)]
     library = [frame for frame in models if not is_torch_internal(frame.path)]
     return next(reversed(own or library), None)
 
 
 def is_torch_internal(path: str) -> bool:
     """Tells whether a file belongs to Python or torch and computes no part of a model: only `torch.nn` and libraries on it do."""
-    if path.startswith("<frozen ") or (path.startswith(_folders("stdlib")) and not _is_package(path)):
+    if path.startswith("<frozen ") or is_of_python(path):
         return True
-    inside = path.removeprefix(_torch_folder())
+    inside = path.removeprefix(torch_folder())
     return inside != path and (not inside.startswith("nn/") or inside.startswith(("nn/parallel/", "nn/modules/module.py")))
 
 
 def is_inductor_file(path: str) -> bool:
     """Tells whether a file is part of Inductor, whose Python warnings are advice on speed."""
-    return path.startswith(f"{_torch_folder()}_inductor/")
+    return path.startswith(f"{torch_folder()}_inductor/")
 
 
 def function_name(name: str) -> str:
@@ -137,7 +131,7 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
     if seen.place != users.place and (not is_torch_internal(seen.path) or seen.path.endswith(_TOLD)):
         lines.append(f"inside: {seen.place}")
     breaks_at = users if is_torch_internal(seen.path) else seen
-    if _is_package(breaks_at.path) and (library := module_path(breaks_at.path).partition("/")[0]) != "torch":
+    if is_package(breaks_at.path) and (library := module_path(breaks_at.path).partition("/")[0]) != "torch":
         lines.append(f"library: {library}")
     return GraphBreak((f"{seen.path}:{seen.line}", what), _joined([*lines, *advice]))
 
@@ -248,9 +242,9 @@ def broken_function(error: BaseException | None) -> str | None:
         step = error.__traceback__
         while step is not None:
             path, name = step.tb_frame.f_code.co_filename, step.tb_frame.f_code.co_name
-            if path == f"{_torch_folder()}_numpy/random.py" and name != "inner":
+            if path == f"{torch_folder()}_numpy/random.py" and name != "inner":
                 return f"numpy.random.{name}"
-            if path == f"{_torch_folder()}_numpy/_funcs_impl.py" and not name.startswith(("_", "<")):
+            if path == f"{torch_folder()}_numpy/_funcs_impl.py" and not name.startswith(("_", "<")):
                 return f"numpy.{name}"
             called = getattr(step.tb_frame.f_locals.get("node"), "target", None) if name == "get_fake_value" else None
             if getattr(called, "__name__", None) == "_assert":
@@ -287,33 +281,8 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _is_harness(path: str) -> bool:
-    if os.path.basename(path).startswith(_EXECUTED_SOURCE):
-        return True
-    return path.startswith(_HARNESS)
-
-
-def _is_installed(path: str) -> bool:
-    """Tells whether a file came with Python or a package, excluding this project's own workloads."""
-    if path.startswith((*_HARNESS, _WORKLOADS)):
-        return False
-    return path.startswith("<") or _is_package(path) or path.startswith(_folders("stdlib"))
-
-
-def _is_package(path: str) -> bool:
-    return path.startswith(_folders("purelib", "platlib")) or path.startswith(os.path.dirname(_torch_folder().rstrip("/")) + "/")
-
-
-@cache
-def _torch_folder() -> str:
-    spec = find_spec("torch")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return f"{places[0]}/" if places else "/no torch/"
-
-
-@cache
-def _folders(*names: str) -> tuple[str, ...]:
-    return tuple(f"{sysconfig.get_path(name)}/" for name in names)
+def _leads_to_model(path: str) -> bool:
+    return is_harness(path) or os.path.basename(path).startswith(_EXECUTED_SOURCE)
 
 
 def _import_folders() -> Iterator[str]:
