@@ -11,6 +11,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from compile_sweep.schema.journal import written_whole
+
 HEAD_BYTES = 2 * 2**20
 TAIL_BYTES = 6 * 2**20  # bytes kept at the beginning and at the end of a log that is longer than both together
 
@@ -51,9 +53,8 @@ def _bound(path: Path) -> int:
         tail = log.read()
         tail = tail[tail.find(b"\n", 0, _LONG_LINE_BYTES) + 1 :]  # from the beginning of a line, unless lines are very long
     left_out = size - len(head) - len(tail)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(head + f"\n[{_left_out(left_out)}]\n".encode() + tail)
-    part.replace(path)
+    with written_whole(path) as part:
+        part.write_bytes(head + f"\n[{_left_out(left_out)}]\n".encode() + tail)
     return left_out
 
 

@@ -8,9 +8,7 @@ they are not, or there are none, or several workers train together, the trial ma
 
 import hashlib
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from compile_sweep.harness.distributed import num_workers
 from compile_sweep.harness.numerics.references import References
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.prepare import Prepared
+from compile_sweep.schema.journal import written_whole
 
 SAME_LOSS = 1e-5
 """Relative difference of two eager runs' first losses, up to which they are of the same weights and batch. Eager forwards repeat
@@ -79,14 +78,8 @@ class ReferenceStore:
         with suppress(Exception):  # a full disk, or tensors without plain bytes
             path = self._path(prepared, batches)
             self.folder.mkdir(exist_ok=True)  # but not the sweep's folder, which someone may have removed
-            descriptor, unfinished = tempfile.mkstemp(dir=self.folder)
-            os.close(descriptor)
-            try:
+            with written_whole(path) as unfinished:
                 torch.save(kept, unfinished)
-                os.replace(unfinished, path)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(unfinished)
 
     def _path(self, prepared: Prepared, batches: Sequence[Batch]) -> Path:
         digest = hashlib.sha256()
