@@ -1,4 +1,4 @@
-# `make sweep` and `make test` need Python 3.11 or 3.12 and a C++ compiler; each makes .venv, installs what constraints.txt
+# `make sweep` and `make test` need Python 3.11 to 3.13 and a C++ compiler; each makes .venv, installs what constraints.txt
 # pins, and runs. A second call installs again only if pyproject.toml or constraints.txt changed.
 #
 #   make sweep ARGS="captioning --num-trials 20"
@@ -115,16 +115,16 @@ check:
 python = $(or $(PYTHON),$(shell $(find_python)))
 missing = $(shell $(find_missing))
 
-find_python = for name in python3 python3.12 python3.11; do \
+find_python = for name in python3 python3.12 python3.13 python3.11; do \
     if $$name -c '$(is_supported)' 2>/dev/null; then echo $$name; break; fi; \
   done
 
-is_supported = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+is_supported = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
 # Inductor and Triton compile C++ against Python.h, which Debian keeps in a package of its own, as it does half of venv.
 find_missing = python=$(if $(wildcard $(IN_VENV)),$(IN_VENV),$(python)); \
   if ! $${python:-false} -c '$(is_supported)' 2>/dev/null; then \
-    echo "compile-sweep needs Python 3.11 or 3.12, which $(or $(PYTHON),python3) is not: install one" \
+    echo "compile-sweep needs Python 3.11 to 3.13, which $(or $(PYTHON),python3) is not: install one" \
       "(apt-get install python3 python3-dev python3-venv, or from python.org) and name it, as in PYTHON=python3.12"; \
     exit; \
   fi; \
