@@ -140,8 +140,8 @@ def test_explain_compares_trials_files_and_the_nearest(command: Command, folder:
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**FACTS, "gpu": "NVIDIA B200"}))
     assert "gpu: NVIDIA H200 | NVIDIA B200" in command("explain", "001-a", str(other))
-    said = command("explain", "001-a", "here")
-    assert said.startswith(("001-a and here share nothing, because torch differs", "001-a and here share nothing, because triton differs"))
+    differs = command("explain", "001-a", "here").removeprefix("001-a and here share nothing, because ").partition(" ")[0]
+    assert differs in ("torch", "triton")  # a build for CUDA may be of the same version
 
 
 def test_here_is_as_a_trial_of_the_same_workload_has_it(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
