@@ -320,7 +320,9 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
             "as a detach, a straight-through estimate or a backward of a custom autograd.Function do; fine if meant"
         )
     told = f"do not belong to the loss: {layers}" if check["outcome"] == "wrong" else f"belong to the loss {within}"
-    return f"gradients {told}, by finite differences in the compiled code"
+    share = check.get("share_checked") or 1.0
+    rest = f"; {100 * (1 - share):.2g} % of the layers could not be checked" if check["outcome"] == "ok" and share < 1 else ""
+    return f"gradients {told}, by finite differences in the compiled code{rest}"
 
 
 def _shown(names: Iterable[str], most: int = 4) -> str:

@@ -117,6 +117,7 @@ class GradientCheck:
     error: float | None = None
     """Error relative to one layer's gradient, the largest over the lines; that of the worst layer if the outcome is wrong."""
     allowed: float | None = None
+    """What a right one may show, on the line where that is most: an error of a layer up to this may go unseen."""
     layers: Mapping[str, float] = field(default_factory=dict)
     """Relative errors of layers out of tolerance, largest first; with many layers only the worst one is determined."""
     eager_error: float | None = None
@@ -332,8 +333,8 @@ class _Search(FiniteDifferences):
                 f"{100 * self.known.width:g} %, {left:.0f} % of one layer's change does not follow from gradients, and "
                 f"{uneven:.0f} % differs between back and forth)"
             )
-        worst = max((found[at] for at in right), key=lambda one: abs(one.error) / one.limit)
-        return replace(self._verdict(Outcome.OK, abs(worst.error), checked * share), allowed=worst.limit)
+        error, allowed = (max(values) for values in zip(*((abs(found[at].error), found[at].limit) for at in right), strict=True))
+        return replace(self._verdict(Outcome.OK, error, checked * share), allowed=allowed)
 
     def _wrong_alone(self, lines: Mapping[int, Mapping[str, float]], found: Mapping[int, _Judgment]) -> dict[str, float]:
         """Returns layers of wrong groups that are wrong by themselves, and by how much; of many, those of the worst groups."""
