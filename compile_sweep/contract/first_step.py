@@ -1,6 +1,5 @@
 """Takes one eager step of a workload made of functions before anything is planned, and names the function that fails."""
 
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,7 +13,7 @@ from compile_sweep.contract.batches import unchanged
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.contract.model_and_loss import MODEL, ModelAndLoss, model_loss
 from compile_sweep.contract.seeding import seeded
-from compile_sweep.schema.causes.places import place_in_own_code
+from compile_sweep.schema.causes.places import place_of
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory, may_run_out_of_memory
 from compile_sweep.schema.settings import OptimizerKind
@@ -146,5 +145,5 @@ def _texts(workload: ModelWorkload) -> list[str]:
 
 
 def _place(error: Exception) -> str:
-    place = place_in_own_code((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    place = place_of(error)
     return f" at {place}" if place else ""

@@ -27,7 +27,7 @@ from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.toolchain import compile_whole_files, start_compile_workers, warm_cpp_headers
-from compile_sweep.schema.causes.places import is_harness, place_in_own_code
+from compile_sweep.schema.causes.places import is_harness, place_of
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numerics, session_results
@@ -158,11 +158,6 @@ def print_from_script(error: BaseException) -> None:
     while rest is not None and is_harness(rest.tb_frame.f_code.co_filename):
         rest = rest.tb_next
     traceback.print_exception(error.with_traceback(rest))
-
-
-def place_of(error: BaseException) -> str:
-    """Returns the file's name and line of the innermost frame in the script's own code; empty if there is none."""
-    return place_in_own_code((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:

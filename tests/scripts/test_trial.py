@@ -25,11 +25,12 @@ from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsag
 from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
 from compile_sweep.harness.numerics.references import MORE_PERTURBED
 from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.schema.causes.places import place_of
 from compile_sweep.schema.outcome import Phase, judge_measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
-from compile_sweep.script.run_one import place_of, print_from_script, run_script
+from compile_sweep.script.run_one import print_from_script, run_script
 from compile_sweep.script.session import Session
 from compile_sweep.script.session_results import other_batch_size
 from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial, StartRun

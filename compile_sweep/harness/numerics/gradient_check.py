@@ -333,8 +333,8 @@ class _Search(FiniteDifferences):
                 f"{100 * self.known.width:g} %, {left:.0f} % of one layer's change does not follow from gradients, and "
                 f"{uneven:.0f} % differs between back and forth)"
             )
-        error, allowed = (max(values) for values in zip(*((abs(found[at].error), found[at].limit) for at in right), strict=True))
-        return replace(self._verdict(Outcome.OK, error, checked * share), allowed=allowed)
+        error = max(abs(found[at].error) for at in right)
+        return replace(self._verdict(Outcome.OK, error, checked * share), allowed=max(found[at].limit for at in right))
 
     def _wrong_alone(self, lines: Mapping[int, Mapping[str, float]], found: Mapping[int, _Judgment]) -> dict[str, float]:
         """Returns layers of wrong groups that are wrong by themselves, and by how much; of many, those of the worst groups."""

@@ -2,6 +2,7 @@
 
 import os
 import sysconfig
+import traceback
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +21,11 @@ def place_in_own_code(frames: Iterable[tuple[str, int]]) -> str:
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
+def place_of(error: BaseException) -> str:
+    """Returns the place in the user's own code that raised an error; empty if there is none."""
+    return place_in_own_code((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+
+
 def is_harness(path: str) -> bool:
     """Tells whether a file is this project's and belongs to no model."""
     return path.startswith(_HARNESS)
@@ -29,7 +35,7 @@ def is_installed(path: str) -> bool:
     """Tells whether a file came with Python or a package, excluding this project's own."""
     if path.startswith((*_HARNESS, _WORKLOADS)):
         return False
-    return path.startswith("<") or is_package(path) or is_of_python(path)
+    return path.startswith(("<", *_folders("stdlib"))) or is_package(path)
 
 
 def is_package(path: str) -> bool:

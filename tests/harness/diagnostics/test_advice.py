@@ -155,3 +155,10 @@ def test_a_condition_of_a_length_is_no_python_number() -> None:
     guard = "forward (m.py:42): (batch['input_ids'].size()[1] % 2) == 0"
     said = advice.explain_recompiles(RecompileSeries.of(Recompile.parse(guard)), lengths("scope=full"))
     assert "the code asks whether dimension 1 of input_ids is a multiple of 2" in said
+
+
+def test_what_the_gradient_check_could_not_see_is_told() -> None:
+    check = {"outcome": "ok", "error": 0.31, "allowed": 0.37, "layers": {}, "share_checked": 1.0}
+    told = "gradients belong to the loss within 31 % of one layer's (37 % allowed), by finite differences in the compiled code"
+    assert advice._gradient_check(check) == told
+    assert advice._gradient_check({**check, "share_checked": 0.935}) == f"{told}; 6.5 % of the layers could not be checked"
