@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._C._autograd import DeviceType
+from torch._ops import HigherOrderOperator
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -60,11 +62,16 @@ def kind_of_kernel(name: str) -> str:
 class _Operators(TorchDispatchMode):
     """Counts matrix products, those with a side that is not a multiple of 8, and the bytes that operators read and write."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.unaligned_flops = self.num_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if isinstance(func, HigherOrderOperator):  # such as flex_attention, which does its work by other operators
+            with self:
+                return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **(kwargs or {}))
         if func.overloadpacket in _PRODUCTS:
             left, right = (one.shape for one in args[-2:])
             flops = 2 * left.numel() * right[-1]
@@ -85,7 +92,9 @@ _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.
 def count_work(run: Callable[[], object]) -> dict[str, float]:
     """Counts FLOPs, bytes without fusion, and the share of unaligned products of what `run` does eagerly."""
     operators = _Operators()
-    with FlopCounterMode(display=False) as counter, operators:
+    with warnings.catch_warnings(), FlopCounterMode(display=False) as counter, operators:
+        # The counter's hooks on modules fire once more for a compiled model, which changes no count.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks on modules")
         run()
     found = {"flops_per_step": float(counter.get_total_flops()), "eager_bytes_per_step": float(operators.num_bytes)}
     if operators.flops:

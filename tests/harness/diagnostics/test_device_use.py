@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from compile_sweep.contract.base import load_workload
 from compile_sweep.harness.diagnostics.device_use import (
@@ -19,6 +21,7 @@ from compile_sweep.harness.diagnostics.device_use import (
 )
 from compile_sweep.harness.diagnostics.late_compiles import LateCompile, LateCompiles
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.numerics.gradient_check import run_eagerly
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings
@@ -73,6 +76,21 @@ def test_products_with_an_odd_side_are_told_by_their_share() -> None:
     aligned, odd = nn.Linear(16, 16), nn.Linear(16, 7)
     found = count_work(lambda: (aligned(torch.ones(8, 16)), odd(torch.ones(8, 16))))
     assert found["unaligned_products"] == pytest.approx(7 / 23)
+
+
+def test_a_flex_attentions_work_is_counted() -> None:
+    query, size = torch.randn(1, 2, 128, 16), 2 * 128 * 128 * 16
+    with run_eagerly():
+        found = count_work(lambda: flex_attention(query, query, query))
+    assert found["flops_per_step"] == 2 * 2 * size, "two products for each of two heads"
+
+
+def test_counting_warns_of_no_hooks_of_its_own() -> None:
+    layer = nn.Linear(16, 24, bias=False)
+    compiled = torch.compile(layer, backend="eager")
+    with run_eagerly(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert count_work(lambda: compiled(torch.ones(8, 16)))["flops_per_step"] == 2 * 8 * 16 * 24
 
 
 def test_rates_are_measured() -> None:
