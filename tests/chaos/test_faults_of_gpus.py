@@ -126,7 +126,7 @@ def test_faults_of_a_gpu_reach_no_other_trial_and_strangers_are_noticed(arenas: 
 def test_a_killed_worker_leaves_no_memory_on_the_gpu(arenas: Arenas, fault_table: FaultTable) -> None:
     arena = arenas({2: {"kind": "hang", "phase": "steady", "times": 1}})
     before_bytes = used_bytes()
-    words = ("--device", "cuda", "--cache-store", "none", "--max-concurrent", "1", "--settings")
+    words = ("--device", "cuda", "--cache-store", "none", "--no-confirm", "--max-concurrent", "1", "--settings")
     running = arena.start(*words, *map(setting, (0, 2)))
     when(lambda: any(event["what"] == "fault" for event in arena.events()) or running.poll() is not None)
     assert used_bytes() > before_bytes
