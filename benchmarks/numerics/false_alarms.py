@@ -33,8 +33,8 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.contract.workload_names import BUILT_IN
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics.check import check_numerics
-from compile_sweep.harness.numerics.gradient_check import check_step
 from compile_sweep.harness.numerics.references import build_model_on, record_run
+from compile_sweep.harness.numerics.step_check import check_step
 from compile_sweep.harness.numerics.trajectory import COMPARED_STEPS
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings

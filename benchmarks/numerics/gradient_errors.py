@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -42,9 +42,9 @@ from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
     check_gradients,
-    check_step,
 )
 from compile_sweep.harness.numerics.references import build_model_on
+from compile_sweep.harness.numerics.step_check import check_step
 from compile_sweep.harness.prepare import Prepared, prepare
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
@@ -95,12 +95,12 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
     ids = torch.randint(WORDS, (8, 16))
     parameters = dict(model.named_parameters())
     layer = random.choice(sorted({name.rpartition(".")[0] for name in parameters}))
-    is_eager = False
+    is_eager = is_precise = False
 
     def run() -> float:
         if is_eager:
             torch.rand(1)  # so that eager draws other random numbers, as it does beside Inductor
-        with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16) if autocast and not is_precise else nullcontext():
             loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
         loss.backward()
         for name, parameter in parameters.items():
@@ -115,6 +115,14 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
         yield
         is_eager = False
 
+    @contextmanager
+    def precisely() -> Iterator[None]:
+        nonlocal is_precise
+        is_precise = True
+        with eagerly():
+            yield
+        is_precise = False
+
     step = Differentiated(
         parameters=parameters,
         buffers=lambda: list(model.buffers()),
@@ -123,7 +131,8 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
         gradients=lambda: [parameter.grad for parameter in parameters.values()],
         device=CPU,
     )
-    found = check_gradients(step, rounding=2.0**-9 if autocast else 2.0**-24, draws=dropout > 0, eagerly=eagerly)
+    rounding = 2.0**-9 if autocast else 2.0**-24
+    found = check_gradients(step, rounding=rounding, draws=dropout > 0, eagerly=eagerly, precisely=precisely)
     if found.outcome is Outcome.WRONG and layer not in found.layers:
         print(f"another layer was named than {layer}: {', '.join(found.layers)}", file=sys.stderr)
     return found
@@ -139,20 +148,30 @@ class Trained(NamedTuple):
 
 
 @contextmanager
-def trained(workload: Workload, field: str, device: torch.device) -> Iterator[Trained]:
-    """Compiles a workload with `aot_eager` and trains it in the block.
+def trained(
+    workload: Workload,
+    field: str,
+    device: torch.device,
+    *,
+    backend: str = "aot_eager",
+    change: Callable[[nn.Module], None] = lambda model: None,
+) -> Iterator[Trained]:
+    """Compiles a workload as a whole and trains it in the block.
 
     Args:
         workload: The workload, unmodified.
         field: A further field of the setting; empty for none.
         device: The device to train on.
+        backend: What compiles it.
+        change: Changes the model before it is compiled.
     """
-    settings = CompileSettings.parse(",".join(filter(None, ("scope=full,backend=aot_eager", field))))
+    settings = CompileSettings.parse(",".join(filter(None, (f"scope=full,backend={backend}", field))))
     prepared = prepare(workload, settings, device)
     workload = prepared.workload
     with workload.process_settings():
         pool = workload.pool(prepared.policy, rank=0, device=device)
         model = build_model_on(workload, device)
+        change(model)
         optimizer = prepared.optimizer(model)
         seed_all(0)
         with applied(prepared, model, optimizer) as step:

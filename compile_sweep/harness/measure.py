@@ -33,9 +33,9 @@ from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
-from compile_sweep.harness.numerics.gradient_check import check_step
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.numerics.references import build_model_on, compute_dtype, eager_reference, record_run
+from compile_sweep.harness.numerics.step_check import check_step
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
 from compile_sweep.harness.prepare import Prepared

@@ -25,10 +25,10 @@ from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
     check_gradients,
-    run_eagerly,
     skipped,
 )
 from compile_sweep.harness.numerics.python_state import PythonState
+from compile_sweep.harness.numerics.step_check import run_eagerly
 from compile_sweep.script.discover import Target
 
 INPUT = "input "  # prefix, followed by a number, of the names of inputs that require gradients

@@ -309,7 +309,7 @@ def _numerics(numerics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _gradient_check(check: Mapping[str, Any]) -> str:
-    """Says what finite differences of the loss show about the gradients."""
+    """Says what is known of the gradients."""
     if check["outcome"] == "skipped":
         return f"whether gradients belong to the loss could not be checked: {check['reason']}"
     layers = ", ".join(f"{name} {100 * error:+.3g} %" for name, error in check["layers"].items())
@@ -319,10 +319,15 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
             f"gradients are eager's {within}, which do not belong to the loss either: off by {100 * off:.3g} % of one layer's, "
             "as a detach, a straight-through estimate or a backward of a custom autograd.Function do; fine if meant"
         )
-    told = f"do not belong to the loss: {layers}" if check["outcome"] == "wrong" else f"belong to the loss {within}"
+    is_wrong = check["outcome"] == "wrong"
+    if check.get("beside_eager"):
+        told, means = f"are not eager's: {layers}" if is_wrong else f"are eager's {within}", "at the same weights and batch"
+    else:
+        told = f"do not belong to the loss: {layers}" if is_wrong else f"belong to the loss {within}"
+        means = "by finite differences in the compiled code"
     share = check.get("share_checked") or 1.0
-    rest = f"; {100 * (1 - share):.2g} % of the layers could not be checked" if check["outcome"] == "ok" and share < 1 else ""
-    return f"gradients {told}, by finite differences in the compiled code{rest}"
+    rest = f"; {100 * (1 - share):.2g} % of the layers could not be checked" if not is_wrong and share < 1 else ""
+    return f"gradients {told}, {means}{rest}"
 
 
 def _shown(names: Iterable[str], most: int = 4) -> str:

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compile_sweep.contract.base import Batch
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness.apply import TrainStep
-from compile_sweep.harness.numerics.gradient_check import run_eagerly
+from compile_sweep.harness.numerics.step_check import run_eagerly
 from compile_sweep.harness.steady import synchronize
 from compile_sweep.schema.causes.slowness import FASTER_FROM
 

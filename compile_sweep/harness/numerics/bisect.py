@@ -21,8 +21,8 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
-from compile_sweep.harness.numerics.gradient_check import check_step
 from compile_sweep.harness.numerics.references import build_model_on, record_run, run_references
+from compile_sweep.harness.numerics.step_check import check_step
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.errors import one_line_message
 from compile_sweep.schema.settings import Scope

@@ -229,12 +229,12 @@ class FiniteDifferences:
             self._shake(self._seed)
         loss = self._evaluate()
         gradients = self._step.gradients()
-        self._directions = [None if g is None else _dense(g).detach().clone() for g in gradients]
+        self._directions = [None if g is None else dense(g).detach().clone() for g in gradients]
         named: dict[str, list[int]] = defaultdict(list)
         for index, name in enumerate(self._step.parameters):
             if self._directions[index] is not None:
                 named[name.rpartition(".")[0] or name].append(index)
-        squares = [0.0 if d is None else _dot(d, d) for d in self._directions]
+        squares = [0.0 if d is None else dot(d, d) for d in self._directions]
         self._norms = {layer: math.sqrt(sum(squares[i] for i in indices)) for layer, indices in named.items()}
         if not math.isfinite(loss) or not all(map(math.isfinite, self._norms.values())):
             return None
@@ -277,7 +277,7 @@ class FiniteDifferences:
 
     def _norm_of_weights(self, indices: Sequence[int]) -> float:
         count = sum(self._start[i].numel() for i in indices)
-        return max(math.sqrt(sum(_dot(self._start[i], self._start[i]) for i in indices)), STARTING_SCALE * math.sqrt(count))
+        return max(math.sqrt(sum(dot(self._start[i], self._start[i]) for i in indices)), STARTING_SCALE * math.sqrt(count))
 
     def _moves(self, width: float) -> dict[str, float]:
         """Returns how far each layer moves along its direction, as a 2-norm; 0 for one that cannot change the loss enough."""
@@ -325,7 +325,7 @@ class FiniteDifferences:
 
     def _projection(self, gradient: Tensor | None, index: int) -> float:
         direction = self._directions[index]
-        return 0.0 if gradient is None or direction is None else _dot(_dense(gradient), direction)
+        return 0.0 if gradient is None or direction is None else dot(dense(gradient), direction)
 
     def _move(self, steps: Mapping[str, float], side: float) -> None:
         with torch.no_grad():
@@ -361,11 +361,12 @@ def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) ->
             now.copy_(value)
 
 
-def _dense(gradient: Tensor) -> Tensor:
+def dense(gradient: Tensor) -> Tensor:
+    """Returns a gradient that may be sparse, as an embedding's, with all its elements."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _dot(one: Tensor, other: Tensor) -> float:
+def dot(one: Tensor, other: Tensor) -> float:
     """Dot product of real vectors; complex numbers count as pairs of real ones, as their gradients do."""
     if one.is_complex():
         one, other = torch.view_as_real(one), torch.view_as_real(other)

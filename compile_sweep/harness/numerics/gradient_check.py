@@ -33,10 +33,9 @@ Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random 
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
@@ -47,10 +46,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compile_sweep.contract.base import Batch, unwrap_ddp
-from compile_sweep.harness import memory
-from compile_sweep.harness.apply import TrainStep
-from compile_sweep.harness.distributed import everywhere, num_workers
+from compile_sweep.harness.numerics.beside_eager import Comparison, compare
 from compile_sweep.harness.numerics.finite_differences import (
     NOISE_MARGIN,
     NUM_PROBES,
@@ -63,12 +59,7 @@ from compile_sweep.harness.numerics.finite_differences import (
     Residual,
     Rounding,
 )
-from compile_sweep.harness.numerics.python_state import PythonState
-from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
-from compile_sweep.harness.prepare import Prepared
-from compile_sweep.schema.outcome import may_run_out_of_memory
-from compile_sweep.schema.settings import Scope
 
 NUM_LINES = 2
 """Number of lines, each of which moves every layer. On a single line, the errors of two layers may cancel."""
@@ -78,7 +69,6 @@ MAX_SINGLE_LAYERS = 16
 
 FLOOR_MARGIN = 3.0
 """Multiple of eager's residual above which compiled code that draws other random numbers counts as wrong."""
-
 
 LEAST_LOSS = 1e-5
 """Loss in float32 below which it may not change along its gradient at all, as a cross-entropy's logarithm of nearly 1."""
@@ -95,6 +85,9 @@ COARSEST = 0.5
 """Largest detectable error with which a check may call gradients right: that of one layer that is half wrong."""
 
 LEAST_CHECKED = 0.75  # fraction of the moved layers that must be found right for the check to say so
+LEAST_COMPARED = 0.5
+"""Fraction of the layers that must be comparable with eager's for that to say that gradients are right. Batch
+normalizations of a ResNet have too few elements."""
 
 _SEED = 0x5EED
 
@@ -124,6 +117,8 @@ class GradientCheck:
     """Error of eager's own gradients where they are no derivatives of the loss either, and compiled ones are the same."""
     share_checked: float | None = None
     """Fraction of the layers with gradients that was checked; the other gradients are too small to be told from rounding."""
+    beside_eager: bool = False
+    """Whether it was seen by comparison with eager's gradients at the same weights, rather than by finite differences."""
     evaluations: int = 0
     """Number of forward and backward passes."""
 
@@ -135,9 +130,12 @@ class GradientCheck:
         named = list(self.layers)
         others = f" and of {len(named) - 1} more" if len(named) > 1 else ""
         off, allowed = (f"{100 * share:.3g} %" for share in (self.error, self.allowed))
+        which = f"gradients of {named[0] if named else 'the model'}{others}"
+        if self.beside_eager:
+            return f"{which} are not eager's at the same weights and batch: off by {off}, {allowed} allowed"
         return (
-            f"gradients of {named[0] if named else 'the model'}{others} do not belong to the loss that the compiled forward "
-            f"computes: off by {off}, {allowed} allowed (finite differences in the compiled code)"
+            f"{which} do not belong to the loss that the compiled forward computes: off by {off}, {allowed} allowed (finite "
+            "differences in the compiled code)"
         )
 
 
@@ -147,9 +145,18 @@ def skipped(reason: str) -> GradientCheck:
 
 
 def check_gradients(
-    step: Differentiated, *, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
+    step: Differentiated,
+    *,
+    rounding: float,
+    draws: bool,
+    eagerly: Callable[[], AbstractContextManager[Any]],
+    precisely: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> GradientCheck:
-    """Checks the gradients of a compiled step; all workers of a group must call this together."""
+    """Checks the gradients of a compiled step; all workers of a group must call this together.
+
+    Args:
+        precisely: Makes eager code compute in full precision, for a comparison with its gradients; None for no comparison.
+    """
     if rounding >= FLOAT8_ROUNDING:
         return skipped("float8 rounds so coarsely that the loss does not follow small steps")
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
@@ -157,7 +164,9 @@ def check_gradients(
         return skipped(reason)
     first, known = _attempt(step, precision, 0, rounding, draws, eagerly)
     if first.outcome is not Outcome.WRONG:
-        return first
+        if draws or precisely is None or not precision.is_half:
+            return first
+        return _beside(first, compare(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly, precisely=precisely))
     # A single draw does not suffice to call a setting wrong.
     again, _ = _attempt(step, precision, 1, rounding, draws, eagerly, list(first.layers)[:MAX_CONFIRMED], known)
     evaluations = first.evaluations + again.evaluations
@@ -168,6 +177,25 @@ def check_gradients(
         reason = f"gradients of {next(iter(first.layers))} look wrong along one direction and not along another, as by rounding"
         return replace(skipped(reason), evaluations=evaluations)
     return replace(again, layers=layers, error=abs(next(iter(layers.values()))), evaluations=evaluations)
+
+
+def _beside(found: GradientCheck, other: Comparison | None) -> GradientCheck:
+    """Returns what a comparison with eager's gradients says if it sees smaller errors than finite differences."""
+    if other is None:
+        return found
+    evaluations = found.evaluations + other.evaluations
+    sees_more = other.share >= LEAST_COMPARED and (found.allowed is None or other.allowed < found.allowed)
+    if not other.wrong and not sees_more:
+        return replace(found, evaluations=evaluations)
+    return GradientCheck(
+        outcome=Outcome.WRONG if other.wrong else Outcome.OK,
+        error=abs(next(iter(other.wrong.values()), other.error)),
+        allowed=other.allowed,
+        layers=other.wrong,
+        share_checked=other.share,
+        beside_eager=True,
+        evaluations=evaluations,
+    )
 
 
 def _attempt(
@@ -537,56 +565,3 @@ def _plateau(errors: Mapping[float, float], allowed: float) -> tuple[float, floa
         if min(abs(one), abs(other)) > allowed and abs(one - other) < 0.3 * min(abs(one), abs(other)):
             return width, other_width
     return None
-
-
-def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Batch, *, draws: bool) -> GradientCheck | None:
-    """Checks a measured step on a batch of a shape that it has run on; None if nothing of the model is compiled."""
-    settings, device = prepared.settings, prepared.device
-    if settings.scope is Scope.EAGER or not prepared.workload.trains:
-        return None
-    if settings.ddp is not None and settings.ddp.compression is not None:
-        return skipped("gradients are compressed on their way between workers")
-    parameters = {name: p for name, p in unwrap_ddp(model).named_parameters() if p.requires_grad}
-    first = next(iter(parameters.values()))
-    autocast = prepared.workload.autocast_dtype(device)
-    rounding, _ = precision_of(settings, autocast, first.dtype.to_real())
-
-    def discard() -> None:
-        for parameter in parameters.values():
-            if settings.keeps_gradients and parameter.grad is not None:
-                parameter.grad.zero_()
-            else:
-                parameter.grad = None
-
-    state = PythonState(unwrap_ddp(model))
-
-    def run() -> float:
-        state.put_back()  # a counter in the forward would make each evaluation that of another function
-        return step.forward_and_backward(batch)
-
-    subject = Differentiated(
-        parameters=parameters,
-        buffers=lambda: list(unwrap_ddp(model).buffers()),
-        run=run,
-        discard=discard,
-        gradients=lambda: [parameter.grad for parameter in parameters.values()],
-        device=device,
-    )
-    several = num_workers() > 1
-    if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
-        return skipped("there is no memory for a second copy of the weights")
-    with may_run_out_of_memory(unless=several):  # others wait for this worker
-        return check_gradients(subject, rounding=rounding, draws=draws, eagerly=run_eagerly)
-    return skipped("there is no memory for a second copy of the weights")
-
-
-@contextmanager
-def run_eagerly() -> Iterator[None]:
-    """Makes everything that was passed to torch.compile run as it is written in the block.
-
-    Warnings that advise compiling it (`flex_attention` warns when called eagerly) are not meant for the user here, so they are
-    dropped.
-    """
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        yield

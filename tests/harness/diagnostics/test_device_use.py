@@ -21,7 +21,7 @@ from compile_sweep.harness.diagnostics.device_use import (
 )
 from compile_sweep.harness.diagnostics.late_compiles import LateCompile, LateCompiles
 from compile_sweep.harness.measure import Protocol, measure
-from compile_sweep.harness.numerics.gradient_check import run_eagerly
+from compile_sweep.harness.numerics.step_check import run_eagerly
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings

@@ -28,10 +28,9 @@ from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
     check_gradients,
-    check_step,
-    run_eagerly,
 )
 from compile_sweep.harness.numerics.references import build_model_on, record_run
+from compile_sweep.harness.numerics.step_check import check_step, run_eagerly
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 
