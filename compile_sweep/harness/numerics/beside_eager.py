@@ -84,9 +84,8 @@ def layer_errors(layers: Mapping[str, Projections]) -> dict[str, LayerError]:
     """Judges layers, given in the order of the parameters; leaves out those with too few elements."""
     ratios = [one.scatter / one.random_size for one in layers.values() if one.random_size]
     typical = median(ratios) if ratios else 0.0
-    scatter = {
-        name: max(one.scatter, typical * one.random_size) for name, one in layers.items()
-    }  # six points may agree by chance
+    # Six points may agree by chance, so a layer scatters at least as one of its size typically does.
+    scatter = {name: max(one.scatter, typical * one.random_size) for name, one in layers.items()}
     compared = {name: one for name, one in layers.items() if scatter[name] < MAX_SCATTER * mean(one.eager)}
     names = list(compared)
     shifts = {name: _shift(one) for name, one in compared.items()}
@@ -118,12 +117,17 @@ def _shift(one: Projections) -> float | None:
 class BesideEager(FiniteDifferences):
     """Gradients of a compiled step, of eager code and of more precise eager code, at the same points."""
 
-    def layers(self, precisely: Callable[[], AbstractContextManager[Any]]) -> dict[str, Projections] | None:
-        """Returns each layer's projections, without layers that have no gradient; None if a number is not finite."""
+    def layers(self, precisely: Callable[[], AbstractContextManager[Any]], *, start: int = 0) -> dict[str, Projections] | None:
+        """Returns each layer's projections, without layers that have no gradient; None if a number is not finite.
+
+        Args:
+            precisely: Makes eager code compute in full precision.
+            start: Number of the first point; other points have other roundings.
+        """
         named: dict[str, list[int]] = defaultdict(list)
         for index, name in enumerate(self._step.parameters):
             named[name.rpartition(".")[0] or name].append(index)
-        points = [self._point(self._seed + number, precisely, named) for number in range(NUM_POINTS)]
+        points = [self._point(self._seed + start + number, precisely, named) for number in range(NUM_POINTS)]
         if not all(math.isfinite(number) for point in points for number in point):
             return None
         found = {}
@@ -180,7 +184,7 @@ class Comparison:
     error: float
     """Largest relative error of a layer that is not wrong."""
     allowed: float
-    """Largest error that may go unseen in a compared layer."""
+    """Largest error that may go unseen in a compared layer; what the worst layer is allowed if one is wrong."""
     share: float
     """Fraction of the layers with gradients that have enough elements to be compared."""
     evaluations: int
@@ -196,40 +200,23 @@ def compare(
     precisely: Callable[[], AbstractContextManager[Any]],
 ) -> Comparison | None:
     """Compares gradients layer by layer, and once more at other points if any is wrong; None if that cannot be done."""
-    found: list[dict[str, LayerError]] = []
-    share, evaluations = 0.0, 0
-    while not found or (len(found) == 1 and any(one.is_wrong for one in found[0].values())):
-        one = BesideEager(
-            step,
-            precision,
-            rounding=rounding,
-            seed=seed + len(found) * NUM_POINTS,
-            draws=False,
-            eagerly=eagerly,
-            starts_nearby=True,
-        )
-        try:
-            layers = one.layers(precisely)
-        finally:
-            one.put_back()
-        evaluations += one.evaluations
-        errors = layer_errors(layers) if layers else {}
-        if not errors or layers is None:
-            return None
-        share = len(errors) / len(layers)
-        found.append(errors)
-    wrong = {
-        name: one.error
-        for name, one in found[-1].items()
-        if one.is_wrong and name in found[0] and found[0][name].is_wrong and one.error * found[0][name].error > 0
-    }
-    right = [one for name, one in found[-1].items() if name not in wrong]
+    beside = BesideEager(step, precision, rounding=rounding, seed=seed, draws=False, eagerly=eagerly, starts_nearby=True)
+    try:
+        layers = beside.layers(precisely)
+        first = last = layer_errors(layers or {})
+        if any(one.is_wrong for one in first.values()):
+            last = layer_errors(beside.layers(precisely, start=NUM_POINTS) or {})
+    finally:
+        beside.put_back()
+    if not layers or not last:
+        return None
+    twice = [name for name, one in last.items() if one.is_wrong and name in first and first[name].is_wrong]
+    same = sorted((name for name in twice if first[name].error * last[name].error > 0), key=lambda name: -abs(last[name].error))
+    right = [one for name, one in last.items() if name not in same]
     return Comparison(
-        wrong=dict(sorted(wrong.items(), key=lambda item: -abs(item[1]))),
+        wrong={name: last[name].error for name in same},
         error=max((abs(one.error) for one in right), default=0.0),
-        allowed=max(max(one.allowed, abs(one.error)) for one in found[-1].values())
-        if not wrong
-        else found[-1][next(iter(wrong))].allowed,
-        share=share,
-        evaluations=evaluations,
+        allowed=last[same[0]].allowed if same else max(max(one.allowed, abs(one.error)) for one in right),
+        share=len(last) / len(layers),
+        evaluations=beside.evaluations,
     )

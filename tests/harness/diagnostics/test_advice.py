@@ -162,3 +162,11 @@ def test_what_the_gradient_check_could_not_see_is_told() -> None:
     told = "gradients belong to the loss within 31 % of one layer's (37 % allowed), by finite differences in the compiled code"
     assert advice._gradient_check(check) == told
     assert advice._gradient_check({**check, "share_checked": 0.935}) == f"{told}; 6.5 % of the layers could not be checked"
+
+
+def test_gradients_that_were_compared_with_eagers_are_told_as_such() -> None:
+    check = {"outcome": "ok", "error": 0.004, "allowed": 0.015, "layers": {}, "share_checked": 0.57, "beside_eager": True}
+    told = "gradients are eager's within 0.4 % of one layer's (1.5 % allowed), at the same weights and batch"
+    assert advice._gradient_check(check) == f"{told}; 43 % of the layers could not be checked"
+    wrong = {**check, "outcome": "wrong", "error": 0.2, "layers": {"head": 0.2}}
+    assert advice._gradient_check(wrong) == "gradients are not eager's: head +20 %, at the same weights and batch"

@@ -10,13 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.numerics.beside_eager import NUM_POINTS, Projections, layer_errors
 from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome, check_gradients
 from compile_sweep.harness.numerics.step_check import without_autocast
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.settings import CompileSettings
+from workloads.resnet import ResNet
 
 CPU = torch.device("cpu")
 BFLOAT16 = 2.0**-9
+SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
 
 
 def projections(eager: float, compiled: float, noise: float, random_size: float | None = None) -> Projections:
@@ -135,6 +140,37 @@ def test_right_gradients_are_said_to_be_eagers_within_what_could_be_missed() -> 
     assert 0.015 <= found.allowed < 0.025
     assert found.error is not None
     assert found.error < 0.001
+
+
+class WrongConvolution(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if torch.compiler.is_compiling():  # the same value, another gradient
+            weight = 1.2 * weight - (0.2 * weight).detach()
+        return self._conv_forward(x, weight, self.bias)
+
+
+class WrongResNet(ResNet):
+    """A ResNet, one of whose convolutions has a gradient that is 1.2 times what it should be, but only if compiled."""
+
+    def make_model(self) -> nn.Module:
+        model = super().make_model()
+        convolutions = [one for one in model.modules() if isinstance(one, nn.Conv2d) and one.kernel_size == (3, 3)]
+        convolutions[-1].__class__ = WrongConvolution
+        return model
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("workload", "status"), [(ResNet, "ok"), (WrongResNet, "diverges")])
+def test_a_convolution_whose_gradient_is_wrong_only_where_compiled_is_found_in_bfloat16(
+    workload: type[ResNet], status: str
+) -> None:
+    settings = CompileSettings.parse("scope=full,backend=aot_eager,autocast=bf16")
+    found = measure(prepare(workload("tiny", 0), settings, CPU), protocol=SHORT).numerics
+    assert found["status"] == status, found["worst"]
+    layers = found["gradient_check"]["layers"]
+    assert list(layers) == ([] if status == "ok" else ["model.resnet.encoder.stages.1.layers.0.layer.1.convolution"])
 
 
 def test_an_autocast_does_nothing_within_and_all_it_did_after() -> None:
