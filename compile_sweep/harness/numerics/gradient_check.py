@@ -162,11 +162,18 @@ def check_gradients(
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
     if reason := _unfit(step.parameters.values()):
         return skipped(reason)
+    found = _by_finite_differences(step, precision, rounding, draws, eagerly)
+    if found.outcome is Outcome.WRONG or draws or precisely is None or not precision.is_half:
+        return found
+    return _beside(found, compare(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly, precisely=precisely))
+
+
+def _by_finite_differences(
+    step: Differentiated, precision: Precision, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
+) -> GradientCheck:
     first, known = _attempt(step, precision, 0, rounding, draws, eagerly)
     if first.outcome is not Outcome.WRONG:
-        if draws or precisely is None or not precision.is_half:
-            return first
-        return _beside(first, compare(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly, precisely=precisely))
+        return first
     # A single draw does not suffice to call a setting wrong.
     again, _ = _attempt(step, precision, 1, rounding, draws, eagerly, list(first.layers)[:MAX_CONFIRMED], known)
     evaluations = first.evaluations + again.evaluations

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.harness.measure import Protocol, measure
+from compile_sweep.harness.numerics import gradient_check
 from compile_sweep.harness.numerics.beside_eager import NUM_POINTS, Projections, layer_errors
 from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome, check_gradients
@@ -131,6 +132,12 @@ def test_two_per_cent_of_one_layer_are_found_in_bfloat16_if_nothing_is_random() 
     assert found.layers["3.0"] == pytest.approx(0.02, abs=0.005)
     assert found.sentence == "gradients of 3.0 are not eager's at the same weights and batch: off by 2 %, 1.5 % allowed"
     assert all(torch.equal(before[name], parameter) for name, parameter in subject.model.named_parameters())
+
+
+def test_gradients_that_finite_differences_cannot_judge_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_check, "_by_finite_differences", lambda *_: gradient_check.skipped("the loss has kinks"))
+    assert list(Subject("3.0", 1.05).check().layers) == ["3.0"]
+    assert Subject("3.0", 1.0).check().outcome is Outcome.OK
 
 
 def test_right_gradients_are_said_to_be_eagers_within_what_could_be_missed() -> None:
