@@ -42,7 +42,7 @@ NUM_NEIGHBORS = 4
 LEAST_NEIGHBORS = 3  # with fewer, a layer may be anywhere between eager's projection and 1
 
 SCATTER_MARGIN = 5.0
-"""Multiple of a layer's scatter by which it may be off. In right runs on an H100, layers were off by at most 0.8 times as much."""
+"""Multiple of a layer's scatter by which it may be off. In right runs on an H100, layers were off by at most 0.8 times it."""
 
 SHIFT_MARGIN = 3.0  # multiple of how much neighbors differ in how much less they round than eager
 
