@@ -44,7 +44,7 @@ from compile_sweep.harness.numerics.gradient_check import (
     check_gradients,
 )
 from compile_sweep.harness.numerics.references import build_model_on
-from compile_sweep.harness.numerics.step_check import check_step
+from compile_sweep.harness.numerics.step_check import check_step, without_autocast
 from compile_sweep.harness.prepare import Prepared, prepare
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.settings import CompileSettings
@@ -95,12 +95,12 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
     ids = torch.randint(WORDS, (8, 16))
     parameters = dict(model.named_parameters())
     layer = random.choice(sorted({name.rpartition(".")[0] for name in parameters}))
-    is_eager = is_precise = False
+    is_eager = False
 
     def run() -> float:
         if is_eager:
             torch.rand(1)  # so that eager draws other random numbers, as it does beside Inductor
-        with torch.autocast("cpu", torch.bfloat16) if autocast and not is_precise else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
         loss.backward()
         for name, parameter in parameters.items():
@@ -117,20 +117,10 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
 
     @contextmanager
     def precisely() -> Iterator[None]:
-        nonlocal is_precise
-        is_precise = True
-        with eagerly():
+        with eagerly(), without_autocast():
             yield
-        is_precise = False
 
-    step = Differentiated(
-        parameters=parameters,
-        buffers=lambda: list(model.buffers()),
-        run=run,
-        discard=model.zero_grad,
-        gradients=lambda: [parameter.grad for parameter in parameters.values()],
-        device=CPU,
-    )
+    step = Differentiated.of_model(model, run, CPU)
     rounding = 2.0**-9 if autocast else 2.0**-24
     found = check_gradients(step, rounding=rounding, draws=dropout > 0, eagerly=eagerly, precisely=precisely)
     if found.outcome is Outcome.WRONG and layer not in found.layers:

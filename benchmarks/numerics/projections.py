@@ -50,15 +50,7 @@ def projected(name: str, device: torch.device) -> dict[str, Projections] | None:
     with trained(made, field, device, backend="inductor", change=without_dropout) as one:
         for number in range(4):
             one.step(one.pool[number % len(one.pool)])
-        parameters = {key: weights for key, weights in one.model.named_parameters() if weights.requires_grad}
-        step = Differentiated(
-            parameters=parameters,
-            buffers=lambda: list(one.model.buffers()),
-            run=lambda: one.step.forward_and_backward(one.pool[0]),
-            discard=one.model.zero_grad,
-            gradients=lambda: [weights.grad for weights in parameters.values()],
-            device=device,
-        )
+        step = Differentiated.of_model(one.model, lambda: one.step.forward_and_backward(one.pool[0]), device)
         found = BesideEager(
             step, PRECISIONS[-1][1], rounding=BFLOAT16, seed=0, draws=False, eagerly=run_eagerly, starts_nearby=True
         )

@@ -16,7 +16,6 @@ Figures: docs/results.md, "Gradients beside eager's".
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -124,15 +123,13 @@ class BesideEager(FiniteDifferences):
             precisely: Makes eager code compute in full precision.
             start: Number of the first point; other points have other roundings.
         """
-        named: dict[str, list[int]] = defaultdict(list)
-        for index, name in enumerate(self._step.parameters):
-            named[name.rpartition(".")[0] or name].append(index)
+        named = self._step.layers()
         points = [self._point(self._seed + start + number, precisely, named) for number in range(NUM_POINTS)]
         if not all(math.isfinite(number) for point in points for number in point):
             return None
         found = {}
         for at, (name, indices) in enumerate(named.items()):
-            squares, compiled, eager, of_eager = ([point[4 * at + which] for point in points] for which in range(4))
+            squares, compiled, eager, of_eager = ([point[at + which * len(named)] for point in points] for which in range(4))
             if not all(squares):
                 continue
             relative = [one / square for one, square in zip(eager, squares, strict=True)]
@@ -148,27 +145,25 @@ class BesideEager(FiniteDifferences):
     def _point(
         self, seed: int, precisely: Callable[[], AbstractContextManager[Any]], named: Mapping[str, Sequence[int]]
     ) -> list[float]:
-        """Returns four numbers for each layer: products of precise gradients with precise, compiled and eager ones, eager²."""
+        """Returns products of gradients, each for all layers: precise with precise, with compiled and with eager ones, eager²."""
+
+        def products(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[float]:
+            return [sum(_product(one[i], other[i]) for i in indices) for indices in named.values()]
+
         self._shake(seed)
         try:
             with precisely():
                 self._evaluate()
-                precise = self._gradients()
+                precise = [None if gradient is None else gradient.detach().clone() for gradient in self._step.gradients()]
             with self._eagerly():
                 self._evaluate()
-                eager = self._gradients()
+                own = self._step.gradients()
+                eager = [*products(precise, own), *products(own, own)]
             self._evaluate()
-            compiled = self._step.gradients()
+            compiled = products(precise, self._step.gradients())
         finally:
             self._restore()
-        numbers = []
-        for indices in named.values():
-            pairs = [(precise, precise), (precise, compiled), (precise, eager), (eager, eager)]
-            numbers += [sum(_product(one[i], other[i]) for i in indices) for one, other in pairs]
-        return agreed_numbers(numbers, self._step.device)
-
-    def _gradients(self) -> list[Tensor | None]:
-        return [None if gradient is None else gradient.detach().clone() for gradient in self._step.gradients()]
+        return agreed_numbers([*products(precise, precise), *compiled, *eager], self._step.device)
 
 
 def _product(one: Tensor | None, other: Tensor | None) -> float:

@@ -76,6 +76,26 @@ class Differentiated:
     gradients: Callable[[], Sequence[Tensor | None]]
     device: torch.device
 
+    @classmethod
+    def of_model(cls, model: nn.Module, run: Callable[[], float], device: torch.device) -> Differentiated:
+        """Returns the step that `run` makes of a model, whose gradients are on its parameters."""
+        parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        return cls(
+            parameters=parameters,
+            buffers=model.buffers,
+            run=run,
+            discard=model.zero_grad,
+            gradients=lambda: [one.grad for one in parameters.values()],
+            device=device,
+        )
+
+    def layers(self) -> dict[str, list[int]]:
+        """Returns the indices of each layer's parameters; a layer is a module that has some itself."""
+        named: dict[str, list[int]] = defaultdict(list)
+        for index, name in enumerate(self.parameters):
+            named[name.rpartition(".")[0] or name].append(index)
+        return dict(named)
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -230,10 +250,8 @@ class FiniteDifferences:
         loss = self._evaluate()
         gradients = self._step.gradients()
         self._directions = [None if g is None else dense(g).detach().clone() for g in gradients]
-        named: dict[str, list[int]] = defaultdict(list)
-        for index, name in enumerate(self._step.parameters):
-            if self._directions[index] is not None:
-                named[name.rpartition(".")[0] or name].append(index)
+        has_some = {layer: [i for i in of if self._directions[i] is not None] for layer, of in self._step.layers().items()}
+        named = {layer: indices for layer, indices in has_some.items() if indices}
         squares = [0.0 if d is None else dot(d, d) for d in self._directions]
         self._norms = {layer: math.sqrt(sum(squares[i] for i in indices)) for layer, indices in named.items()}
         if not math.isfinite(loss) or not all(map(math.isfinite, self._norms.values())):

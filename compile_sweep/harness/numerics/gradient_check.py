@@ -27,6 +27,8 @@ A gradient also holds noise of rounding, which agrees with itself: projected on 
 share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a factor of three (docs/log.md). So the direction is
 taken next to the start, at weights that differ by a few roundings, where the noise is another.
 
+Where nothing is random, gradients in half precision are also compared with eager's (`beside_eager.py`).
+
 Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random states are what they were.
 """
 

@@ -109,15 +109,7 @@ class Subject:
             yield
 
     def check(self, *, compares: bool = True, draws: bool = False) -> GradientCheck:
-        parameters = dict(self.model.named_parameters())
-        step = Differentiated(
-            parameters=parameters,
-            buffers=lambda: [],
-            run=self.run,
-            discard=self.model.zero_grad,
-            gradients=lambda: [parameter.grad for parameter in parameters.values()],
-            device=CPU,
-        )
+        step = Differentiated.of_model(self.model, self.run, CPU)
         precisely = self.precisely if compares else None
         return check_gradients(step, rounding=BFLOAT16, draws=draws, eagerly=self.eagerly, precisely=precisely)
 

@@ -98,15 +98,7 @@ class Subject:
         self.is_eager = False
 
     def check(self, *, draws: bool = False, rounding: float = FLOAT32) -> GradientCheck:
-        parameters = dict(self.model.named_parameters())
-        step = Differentiated(
-            parameters=parameters,
-            buffers=lambda: list(self.model.buffers()),
-            run=self.run,
-            discard=self.model.zero_grad,
-            gradients=lambda: [parameter.grad for parameter in parameters.values()],
-            device=CPU,
-        )
+        step = Differentiated.of_model(self.model, self.run, CPU)
         return check_gradients(step, rounding=rounding, draws=draws, eagerly=self.eagerly)
 
 
@@ -156,15 +148,7 @@ class Fitted:
         self.is_eager = False
 
     def check(self) -> Outcome:
-        parameters = dict(self.model.named_parameters())
-        step = Differentiated(
-            parameters=parameters,
-            buffers=lambda: [],
-            run=self.run,
-            discard=self.model.zero_grad,
-            gradients=lambda: [parameter.grad for parameter in parameters.values()],
-            device=CPU,
-        )
+        step = Differentiated.of_model(self.model, self.run, CPU)
         return check_gradients(step, rounding=FLOAT32, draws=False, eagerly=self.eagerly).outcome
 
 
