@@ -53,6 +53,12 @@ COMPILED: Mapping[str, Way] = {
 # Its guards create more graphs (docs/log.md).
 ONE_GRAPH = {"options": {"triton.mix_order_reduction": False, "shape_padding": False}}
 GROUPED = "scope=eager,padding=longest,group_window=100,attention=unmasked"
+_OF_SCRIPTS: Mapping[str, Way] = {
+    "eager": {},
+    "eager, fused": {"words": ["--fused"]},
+    "compiled, fused": {"words": ["--compile", "--fused"]},
+    "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+}
 _OF_IMAGES: Mapping[str, Way] = {
     "eager": {},
     "eager, fused, channels_last": {"words": ["--fused", "--channels-last"]},
@@ -102,26 +108,30 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         },
     },
     "gpt2_script": {
+        **_OF_SCRIPTS,
+        "CUDA graphs, fused, tuned": {"words": ["--compile", "--fused", "--mode", "max-autotune"]},
+    },
+    "clip_script": _OF_SCRIPTS,
+    "dit_script": {
+        **_OF_SCRIPTS,
+        "CUDA graphs, fused, foreach average": {
+            "words": ["--compile", "--fused", "--mode", "reduce-overhead", "--foreach-average"],
+        },
+    },
+    "lora_script": {
         "eager": {},
         "eager, fused": {"words": ["--fused"]},
+        "compiled blocks, fused": {"words": ["--compile", "--blocks", "--fused"]},
         "compiled, fused": {"words": ["--compile", "--fused"]},
-        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
-        "CUDA graphs, fused, tuned": {"words": ["--compile", "--fused", "--mode", "max-autotune"]},
+        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead", "--keep-gradients"]},
+        "compiled, fused, nothing recomputed": {"words": ["--compile", "--fused", "--no-checkpointing"]},
     },
     "convnext_script": _OF_IMAGES,
     "unet_script": _OF_IMAGES,
     "unet3d_script": _OF_IMAGES,
-    "trainer_script": {
-        "eager": {},
-        "eager, fused": {"words": ["--fused"]},
-        "compiled, fused": {"words": ["--compile", "--fused"]},
-        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
-    },
+    "trainer_script": _OF_SCRIPTS,
     "tabular_script": {
-        "eager": {},
-        "eager, fused": {"words": ["--fused"]},
-        "compiled, fused": {"words": ["--compile", "--fused"]},
-        "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead"]},
+        **_OF_SCRIPTS,
         "CUDA graphs, compiled optimizer": {"words": ["--compile", "--mode", "reduce-overhead", "--compile-step"]},
     },
     "bert_script": {
@@ -156,6 +166,9 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     ),
     "tabular_script": (2048, 16, {"categories": 3, "entries": 20, "width": 4, "batch": 16, "steps": 9}),
     "bert_script": (32, 2, _TINY_LANGUAGE),
+    "clip_script": (256, 2, {**_TINY_LANGUAGE, "pixels": 32}),
+    "dit_script": (128, 2, {"layers": 2, "heads": 2, "width": 32, "pixels": 8, "batch": 2, "classes": 5, "steps": 9}),
+    "lora_script": (16, 8, {**_TINY_LANGUAGE, "heads": 4}),
 }
 """Samples of a step of each script beside this file, those with a tiny model, and the words for that."""
 

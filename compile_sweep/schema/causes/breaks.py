@@ -20,7 +20,7 @@ class Cause:
     advice: str
     headline: str = ""  # pattern of torch's headline of a graph break
     explanation: str = ""  # pattern of the explanation below torch's headline
-    inside: str = ""  # pattern of the place in torch or another library that the user's line led to
+    inside: str = ""  # pattern of the place in torch or another library that the user's line led to, or of the break's own
     needs_all: bool = False  # whether all of a break's patterns must match, not just one
     guard: str = ""  # pattern of a failed guard, matched from its beginning
     error: str = ""  # pattern of an error's text
@@ -258,6 +258,14 @@ BREAKS = (
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
     ),
     Cause(
+        "requires_grad_() by transformers",
+        "remove the hook on the embeddings, which only checkpointing with use_reentrant=True needs: "
+        "model.disable_input_require_grads() or, if it was set twice, model.get_input_embeddings()._forward_hooks.clear()",
+        headline=r"requires_grad_\(\)",
+        inside=r"\btransformers/modeling_utils\.py",
+        needs_all=True,
+    ),
+    Cause(
         "requires_grad_() in the forward",
         "call requires_grad_() on the tensor before the forward, outside compiled code; torch.func.stack_module_state, which "
         "does so, belongs there, too",
@@ -437,7 +445,9 @@ def cause_of_break(text: str) -> Cause | None:
         for kind in ("explanation", "inside")
         if line.strip().startswith(f"{kind}: ")
     }
-    said["headline"] = head.partition(": ")[2] or head
+    place, _, headline = head.partition(": ")
+    said["headline"] = headline or head
+    said.setdefault("inside", place)
     for cause in BREAKS:
         patterns = [(kind, pattern) for kind in ("headline", "explanation", "inside") if (pattern := getattr(cause, kind))]
         if (all if cause.needs_all else any)(re.search(pattern, said.get(kind, "")) for kind, pattern in patterns):
@@ -474,11 +484,12 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     if resumed := re.match(r".* from line (\d+) on \((.+):\d+\) runs eagerly", text):
         place = place or f"{resumed[2]}:{resumed[1]}"
     there = [one for one in breaks if place and (one.startswith((f"{place} ", f"{place}:")) or f"inside: {place}\n" in one)]
-    if advice := next(filter(None, map(advice_on_break, there)), None):
-        around = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)
-        return (
-            f"{advice}; a break inside a {around} leaves the whole function eager, so at least move it out" if around else advice
-        )
+    for one in there:
+        if advice := advice_on_break(one):
+            is_theirs = "\n  library: " in one
+            block = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)
+            moved = f"; a break inside a {block} leaves the whole function eager, so at least move it out"
+            return advice + (moved if block and not is_theirs else "")
     return next((advice for pattern, advice in _FALLBACKS if re.search(pattern, text)), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 
 import pytest
 import torch
@@ -232,3 +233,34 @@ def test_a_break_of_fsdp2s_hooks_is_answered_with_regional_compiling() -> None:
     fallback = "forward of FSDPNet (train.py:37) runs eagerly: torch would not convert it (Attempted to call), at train.py:39"
     assert "scope=regional" in str(breaks.advice_on_fallback(fallback, [text]))
     assert "scope=regional" not in str(breaks.advice_on_break(text.replace("FSDPNet", "Net")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_inputs_that_transformers_makes_require_gradients_are_told_and_adapters_train_without(times: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    net = LlamaForCausalLM(LlamaConfig(**size, use_cache=False)).requires_grad_(False).train()
+    net.lm_head.requires_grad_(True)
+    with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # transformers renames it
+        net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if times == 2:
+        net.enable_input_require_grads()
+    ids = torch.arange(8)[None]
+
+    def found() -> list[str]:
+        torch._dynamo.reset()
+        with capture_diagnostics() as seen:
+            torch.compile(net, backend="aot_eager")(input_ids=ids, labels=ids).loss.backward()
+        assert net.lm_head.weight.grad is not None
+        return seen.graph_break_reasons
+
+    (first, *_) = [breaks.cause_of_break(text) for text in found()]
+    assert first is not None
+    assert first.name == "requires_grad_() by transformers"
+    if times == 2:  # transformers keeps track of the last hook only
+        net.get_input_embeddings()._forward_hooks.clear()
+    else:
+        net.disable_input_require_grads()
+    assert found() == []
