@@ -14,7 +14,7 @@ from analysis.choose.pareto import Summary, expected_front, knee, pareto_front, 
 from analysis.choose.uncertainty import UncertainFront, front_probability, uncertain_front
 from analysis.columns import COLUMNS
 from analysis.load import SweepInfo, load, load_sweep
-from analysis.page.verdict import cache_faults, noisy_steps
+from analysis.page.verdict import cache_faults, noisy_steps, unused_gains
 from compile_sweep.schema.objectives import Goal
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ __all__ = [
     "speedup_over_eager",
     "summary",
     "uncertain_front",
+    "unused_gains",
     "write_report",
 ]
 

@@ -242,7 +242,7 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     report = analysis.write_report(output)
     trials = analysis.load(output)
     ended = ending(output)
-    remarks = [*analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
+    remarks = [*analysis.unused_gains(trials), *analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
     printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
         say(console, *filter(None, (search.outcome(), search.complaint())))

@@ -21,7 +21,7 @@ from analysis.choose.pareto import (
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, figure, number, percent, span, text, times
 from analysis.load import SweepInfo
-from compile_sweep.schema.outcome import SCRIPT_PIPELINE, Status
+from compile_sweep.schema.outcome import RIGHT_BUT_UNUSABLE, SCRIPT_PIPELINE, Status
 from compile_sweep.schema.settings import Scope
 
 CLOCK_DRIFT_LIMIT = 0.02
@@ -34,6 +34,9 @@ steps wait for a host that CUDA graphs need not wait for.
 
 DISAGREEMENT_LIMIT = 0.05
 """Relative difference, from which it is worth mentioning, between speedups over eager in another trial and in the same trial."""
+
+UNUSED_GAIN = 1.05
+"""Ratio over the fastest setting that counts from which one that does not is worth mentioning."""
 
 REAL_PIPELINE = "real"
 
@@ -120,7 +123,28 @@ def none_usable(df: pd.DataFrame, found: Summary) -> str:
 
 def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
     """Returns what a reader must know before trusting the figures; empty if there is nothing."""
-    return [*_on_the_sweep(df, sweep), *_on_the_measuring(df), *_refuted(df)]
+    return [*_on_the_sweep(df, sweep), *unused_gains(df, "see the unusable trials"), *_on_the_measuring(df), *_refuted(df)]
+
+
+def unused_gains(df: pd.DataFrame, reason: str | None = None) -> list[str]:
+    """Names the fastest setting that does not count although its numbers are right, if it is faster than all that do.
+
+    Args:
+        df: The trials.
+        reason: Text in place of the reason in its record.
+    """
+    counted = standing(df)
+    usable_rates = assured(usable(counted, "samples_per_s"), "samples_per_s", at_most=True)
+    unused = counted[counted["label"].isin(RIGHT_BUT_UNUSABLE) & counted["samples_per_s"].notna()]
+    if not len(usable_rates) or unused.empty:
+        return []
+    ratios = assured(unused, "samples_per_s", at_most=False) / usable_rates.max()
+    fastest = ratios.argmax()
+    if ratios[fastest] < UNUSED_GAIN:
+        return []
+    trial = unused.iloc[fastest]
+    gain = f"at least {ratios[fastest]:.2g} times as fast as any that counts, with numbers like eager's"
+    return [f"{_name(trial)} ({_rate(trial)}) is {gain}, but is {trial['label']}: {reason or trial['reason']}"]
 
 
 def _refuted(df: pd.DataFrame) -> list[str]:

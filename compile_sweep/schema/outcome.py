@@ -122,6 +122,9 @@ class Label(StrEnum):
 LOST_TO_MACHINES = frozenset(label for label in Label if label.fault is Fault.MACHINES)
 """Labels of attempts that the machines ended: the setting is tried again, also when the sweep is resumed."""
 
+RIGHT_BUT_UNUSABLE = frozenset({Label.SILENT_FALLBACK, Label.RECOMPILE_LIMIT, Label.CUDAGRAPHS_SKIPPED})
+"""Labels of settings whose numbers hold and that are not what they claim to be."""
+
 OF_PRECOMPILE = frozenset({Label.COMPILE_ERROR, Label.EXCEPTION, Label.CRASHED})
 """Labels of attempts with `--precompile` that torch may have ended because it could not store or load a trace of Dynamo's."""
 

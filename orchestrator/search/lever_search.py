@@ -22,7 +22,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.plan.estimates import compile_pace, guessed_compile_s, later_wall_s, recording_s, rest_s, without_recording
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import Expectation, Prior
-from orchestrator.search.levers import LENGTHS, Lever, changed, kind_of, levers_of
+from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -212,6 +212,7 @@ class LeverSearch:
         place = self._candidates.index(key)
         if place is None:
             return
+        self._strike_alike(self._candidates.settings[place], record)
         told = {**record, **(record.get("bounds") or {})}  # bounds are figures of an attempt that was stopped after it was timed
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)
@@ -220,6 +221,14 @@ class LeverSearch:
             self._speeds[place] = speed
         wall_s = max(later_wall_s(figure(record, "wall_s") or 0.0, record.get("phases_s") or {}), 1e-3)
         self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
+
+    def _strike_alike(self, tried: CompileSettings, record: Record) -> None:
+        """No longer proposes what would fail like a setting that failed."""
+        if fields := fails_alike(tried, record.get("label"), record.get("reason") or ""):
+            shared = {name: getattr(tried, name) for name in fields}
+            for setting in self._candidates.settings:
+                if all(getattr(setting, name) == value for name, value in shared.items()):
+                    self._untried.strike(setting.key)
 
     def _learn(self, model: Mapping[str, Any]) -> None:
         """Takes facts about a script, and no longer proposes settings with a lever that it has no use for."""

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, flatten, format_value
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
 
@@ -63,3 +66,27 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """
     ignored = LENGTHS if ("scope" in before) != ("scope" in after) else ()
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in ignored)
+
+
+_TRACED = ("scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing")
+"""Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
+
+
+def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tuple[str, ...] | None:
+    """Returns the fields whose values a setting must share with one that failed to fail for the same reason.
+
+    Args:
+        failed: The setting that failed.
+        label: Its label.
+        reason: The reason in its record.
+
+    Returns:
+        Names of fields; None if the reason does not tell.
+    """
+    if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8 or failed.compile_loss:  # their own code may be at fault
+        return None
+    if label in (Label.SILENT_FALLBACK, Label.RECOMPILE_LIMIT):
+        return _TRACED
+    if label == Label.CUDAGRAPHS_SKIPPED or (label == Label.COMPILE_ERROR and GRAPHS_MEMORY in reason):
+        return (*_TRACED, "claims_cudagraphs")
+    return None

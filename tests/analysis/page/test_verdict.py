@@ -9,7 +9,7 @@ from sweep_folders import MakeSweep, trial
 
 import analysis
 from analysis.load import SweepInfo
-from analysis.page.verdict import cautions, none_usable, remarks
+from analysis.page.verdict import cautions, none_usable, remarks, unused_gains
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches, TrialRecord
 
@@ -150,6 +150,23 @@ def test_a_slower_setting_that_is_not_usable_cold_is_not_worth_a_word(make_sweep
     cold = trial("scope=regional", status=Status.INFEASIBLE, label="diverges", trial_id="cold")
     records = [trial("scope=eager", 800, 0.5), trial("scope=full", 900, 50), warm, cold]
     assert "measured cold it" not in " ".join(cautions(analysis.load(make_sweep(records)), SweepInfo()))
+
+
+def test_the_fastest_setting_whose_numbers_are_right_but_that_does_not_count_is_named_with_what_helps(
+    make_sweep: MakeSweep,
+) -> None:
+    reason = "torch did not compile all that it should: …; what would help: remove the hook"
+    left = trial("scope=full", 2400, 50, status=Status.INFEASIBLE, label="silent-fallback", reason=reason)
+    wrong = trial("scope=full,optimizer=fused", 9000, 50, status=Status.INFEASIBLE, label="diverges", reason="other losses")
+    eager = trial("scope=eager", 800, 0.5)
+
+    slower = trial("scope=regional", 2350, 9)
+    df = analysis.load(make_sweep([eager, left, wrong, slower]))
+    (note,) = unused_gains(df[:3])
+    gain = "at least 3 times as fast as any that counts, with numbers like eager's"
+    assert note == f"“A2 full, static” (2,400 samples/s) is {gain}, but is silent-fallback: {reason}"
+    assert note.replace(reason, "see the unusable trials") in cautions(df[:3], SweepInfo())
+    assert unused_gains(df) == unused_gains(df[:1]) == unused_gains(df[1:3]) == []
 
 
 def test_a_noisy_setting_that_is_ahead_at_its_low_end_is_the_best(make_sweep: MakeSweep) -> None:

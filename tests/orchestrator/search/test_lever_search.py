@@ -11,6 +11,7 @@ import pytest
 from samples import REPOSITORY
 
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.candidates import Candidates
@@ -144,6 +145,38 @@ def test_a_lever_that_does_not_work_is_left_alone_after_it_failed() -> None:
     works = [step.setting for step in steps if not step.setting.cudagraphs]
     assert max(row(setting, GAINS)["samples_per_s"] for setting in works) == pytest.approx(100 * math.exp(0.75))
     assert len(steps) - len(works) <= 4
+
+
+@pytest.mark.parametrize(
+    ("tried", "label", "reason", "skipped", "kept"),
+    [
+        # Blocks that run again in the backward pass overwrite what their CUDA graphs returned.
+        (
+            "scope=regional,mode=reduce-overhead",
+            "compile-error",
+            f"RuntimeError: {GRAPHS_MEMORY} by",
+            "regional graphs",
+            "full graphs",
+        ),
+        ("scope=full,mode=reduce-overhead", "cudagraphs-skipped", "mutated inputs", "full graphs", "full"),
+        ("scope=full,mode=reduce-overhead", "silent-fallback", "wrapper runs eagerly", "full", "regional"),
+        ("scope=full,mode=reduce-overhead,optimizer=compiled", "silent-fallback", "the optimizer's step", "", "full"),
+        ("scope=full,mode=reduce-overhead", "compile-error", "an assertion", "", "full graphs"),
+    ],
+)
+def test_what_fails_by_its_graphs_is_not_tried_again_with_other_levers(
+    tried: str, label: str, reason: str, skipped: str, kept: str
+) -> None:
+    settings = [*SETTINGS, CompileSettings.parse("scope=full,mode=reduce-overhead,optimizer=compiled")]
+    searching = LeverSearch(Candidates(settings), SPEED, WorkloadFacts(max_length=1), prior=elsewhere(GAINS))
+    key = CompileSettings.parse(tried).key
+    searching.tell({"settings_key": key, "wall_s": 60.0, "status": "infeasible", "label": label, "reason": reason})
+    left = []
+    while (step := searching.next_step()) is not None:
+        left.append(f"{step.setting.scope}{' graphs' if step.setting.claims_cudagraphs else ''}")
+        searching.tell(row(step.setting, GAINS))
+    assert kept in left
+    assert not skipped or not any(f"{one} ".startswith(f"{skipped} ") for one in left)
 
 
 def test_it_ends_when_nothing_promises_enough_and_says_what_more_time_would_gain() -> None:
