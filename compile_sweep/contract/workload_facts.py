@@ -59,6 +59,8 @@ class WorkloadFacts:
     """Whether a script steps an optimizer of torch's; None if that is not known."""
     has_loss_outside: bool | None = None
     """Whether a script calls a loss function outside of its modules; None if that is not known."""
+    recomputes: bool | None = None
+    """Whether a script recomputes activations in the backward pass; None if that is not known."""
     autocasts: bool = False
     """Whether a step on a GPU runs under autocast."""
     has_loader: bool = False

@@ -144,6 +144,8 @@ class ActivationCheckpointing(StrEnum):
 
     BLOCKS = "blocks"
     """Activations inside each repeated block; the block's inputs are kept."""
+    OFF = "off"
+    """None, although a script asks for it."""
 
 
 class Pipeline(StrEnum):

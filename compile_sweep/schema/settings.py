@@ -226,7 +226,9 @@ class CompileSettings:
     """Share of the activations' memory that compiled code may keep for the backward pass, from 0 (recompute what can be) to 1."""
 
     activation_checkpointing: ActivationCheckpointing | None = _setting(ActivationCheckpointing, in_label=True)
-    """blocks: the activations inside each repeated block are computed again in the backward pass, eager or compiled."""
+    """blocks: the activations inside each repeated block are computed again in the backward pass, eager or compiled. off: all are
+    kept, although a script recomputes some.
+    """
 
     accumulate: int | None = _setting("parts", torch_default=1, in_label=True)
     """Parts into which each batch is split along its samples, a forward and backward each, before one step of the optimizer."""
@@ -342,7 +344,7 @@ class CompileSettings:
     @property
     def changes_blocks(self) -> bool:
         """Whether something other than compiling it apart is done to each repeated block of the model."""
-        return self.scope is Scope.NESTED or self.activation_checkpointing is not None
+        return self.scope is Scope.NESTED or self.activation_checkpointing is ActivationCheckpointing.BLOCKS
 
     @property
     def needs_blocks(self) -> bool:

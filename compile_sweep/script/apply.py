@@ -19,15 +19,15 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from compile_sweep.contract.installed_torch import config_module, torch_version
+from compile_sweep.contract.installed_torch import config_module, private, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation, forward_names, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
 from compile_sweep.schema.causes.places import is_package
-from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
-from compile_sweep.script.discover import Discovery, Shapes, Target, changing
+from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 
@@ -78,6 +78,34 @@ def process_wide(settings: CompileSettings) -> None:
         UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
     if settings.matmul_precision is not None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
+    if settings.activation_checkpointing is ActivationCheckpointing.OFF:
+        _keep_activations()
+
+
+def _keep_activations() -> None:
+    """Has `torch.utils.checkpoint` keep activations, also in compiled code, which calls it while it is traced.
+
+    Raises:
+        ScriptError: The installed torch has another implementation.
+    """
+    if private("torch.utils.checkpoint", WITHOUT_REENTRANT) is None:
+        raise ScriptError(
+            f"activation_checkpointing=off does not work with torch {torch.__version__}; leave it out, and change the script"
+        )
+
+    def keeping(_: Call) -> Call:
+        def kept(*_: Any, **__: Any) -> Iterator[None]:
+            yield
+
+        return kept
+
+    def calling_once(_: Call) -> Call:
+        return lambda function, preserves_state, *args: function(*args)
+
+    UNTIL_EXIT.enter_context(replaced(torch.utils.checkpoint, WITHOUT_REENTRANT, keeping))
+    UNTIL_EXIT.enter_context(replaced(torch.utils.checkpoint.CheckpointFunction, "apply", calling_once))
+    # The same graph is compiled otherwise, so code in torch's caches that recomputes must not fit.
+    UNTIL_EXIT.enter_context(cast(Any, torch.compiler.config).patch(cache_key_tag="keeps activations"))
 
 
 def compiled_forward(
@@ -114,7 +142,7 @@ def apply_to_modules(
             use_float8(target.module, str(settings.float8))
     if settings.changes_blocks:
         for block in _blocks(settings, targets):
-            if settings.activation_checkpointing is not None:
+            if settings.activation_checkpointing is ActivationCheckpointing.BLOCKS:
                 block.forward = MethodType(checkpointed, block)
             if settings.scope is Scope.NESTED:
                 block.forward = nested(block)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
@@ -29,6 +30,9 @@ STEPS = 3  # minimum number of watched steps: differences between batches show f
 
 MAX_STEPS = 12
 """Number of steps of the busiest optimizer after which optimizers without a step are no longer waited for."""
+
+WITHOUT_REENTRANT = "_checkpoint_without_reentrant_generator"
+"""What `torch.utils.checkpoint` runs around a function whose activations it does not keep, with use_reentrant=False."""
 
 MAX_UNSTEPPED = 20  # number of backward passes, without an optimizer of torch's, after which each counts as a step
 
@@ -117,6 +121,8 @@ class Discovery:
     """Names of functions of `torch.nn.functional` that gradients pass through likewise."""
     num_functional: int = 0
     """Number of gradients taken by torch.func."""
+    num_recomputed: int = 0
+    """Number of calls whose activations are recomputed in the backward pass."""
     num_taken: int = 0
     """Number of gradients taken by `torch.autograd.grad`."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
@@ -200,7 +206,7 @@ class Discovery:
 
     def call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module's call and records facts about it."""
-        if not _is_of_the_loop() or _passes_on(module):
+        if not is_of_the_loop() or _passes_on(module):
             return run(module, *args, **kwargs)
         if self._depth:
             if (inner := self._called.get(module)) is not None:
@@ -227,7 +233,7 @@ class Discovery:
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loss function and records its name, unless a module calls it."""
         outputs = run(*args, **kwargs)
-        if not self._depth and _is_of_the_loop() and name not in self.loss_functions and _is_of_loss(args, kwargs, outputs):
+        if not self._depth and is_of_the_loop() and name not in self.loss_functions and _is_of_loss(args, kwargs, outputs):
             self.loss_functions.append(name)
         return outputs
 
@@ -339,7 +345,7 @@ class Watch:
         def passing(backward: Callable[..., None]) -> Callable[..., None]:
             def passed(*args: Any, **kwargs: Any) -> None:
                 backward(*args, **kwargs)
-                if not self._is_over and found.passed_backward():
+                if not self._is_over and is_of_the_loop() and found.passed_backward():
                     self._on_step()
 
             return passed
@@ -364,6 +370,10 @@ class Watch:
             return wrapped
 
         self._undo.enter_context(replaced(torch.autograd, "grad", counting("num_taken")))
+        checkpoint = torch.utils.checkpoint
+        for owner, name in ((checkpoint, WITHOUT_REENTRANT), (checkpoint.CheckpointFunction, "apply")):
+            if hasattr(owner, name):
+                self._undo.enter_context(replaced(owner, name, counting("num_recomputed")))
         transforms = private("torch._functorch", "eager_transforms")
         for name in ("grad_and_value_impl", "_vjp_with_argnums"):
             if hasattr(transforms, name):
@@ -390,7 +400,7 @@ def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
         target.name = f"{name} {taken + 1}" if taken else name
 
 
-def _is_of_the_loop() -> bool:
+def is_of_the_loop() -> bool:
     """Tells whether this is the training loop: not another thread, nor a backward pass, where checkpointing repeats calls."""
     return torch._C._current_graph_task_id() == -1 and threading.current_thread() is threading.main_thread()
 

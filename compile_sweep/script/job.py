@@ -175,9 +175,10 @@ NOT_FOR_SCRIPTS: Mapping[str, str] = {
 
 ONLY_FOR_SCRIPTS: Mapping[str, str] = {
     "as_written": "leaves a script as it is, and a workload has none; use --script, or leave it out",
+    "activation_checkpointing=off": "is for scripts that recompute; a workload keeps its activations, so leave it out",
     "compile_loss": "is for scripts; scope=full compiles a workload's loss with its model, so leave it out",
 }
-"""Settings that only apply to scripts, and the message about them for a workload."""
+"""Settings, or values of them, that only apply to scripts, and the message about them for a workload."""
 
 
 def refusal(candidate: Mapping[str, Any]) -> str | None:
@@ -203,9 +204,11 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
         raise SettingsError(reason)
     if is_script and not has_batch_argument and {"batch_size", BATCH_SIZE} & candidate.keys():
         raise SettingsError(NO_BATCH_ARGUMENT)
-    for name, reason in ONLY_FOR_SCRIPTS.items():
-        if not is_script and candidate.get(name) not in (None, False, "off"):
-            raise SettingsError(f"{name} {reason}")
+    for what, reason in ONLY_FOR_SCRIPTS.items():
+        name, _, only = what.partition("=")
+        value = candidate.get(name)
+        if not is_script and (str(value) == only if only else value not in (None, False, "off")):
+            raise SettingsError(f"{what} {reason}")
 
 
 def check_settings(settings: CompileSettings) -> None:

@@ -49,7 +49,7 @@ from compile_sweep.script.apply import (
     process_wide,
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
-from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, name_targets, shapes_of, size_of
+from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, is_of_the_loop, name_targets, shapes_of, size_of
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
@@ -349,6 +349,9 @@ class Session:
 
     def _noting_losses(self, backward: Callable[..., None]) -> Callable[..., None]:
         def noted(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if not is_of_the_loop():  # one inside of another, of a part that is recomputed (use_reentrant=True)
+                backward(tensors, *args, **kwargs)
+                return
             for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
                 self.num_losses += 1
                 if isinstance(loss, Tensor):  # a copy: with CUDA graphs the next step overwrites the original

@@ -103,6 +103,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
         "has_optimizer": bool(session.found.optimizers),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
+        "recomputes": session.found.num_recomputed > 0,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
         **facts_of_blocks(blocks),
     }
@@ -158,6 +159,13 @@ def _findings(session: Session) -> Iterator[str]:
             f"the model is called {found.micro_steps} times for each step, as where batches are accumulated or an optimizer "
             "calls the loss itself"
         )
+    if recomputed := found.num_recomputed // max(1, found.num_backward if found.steps_by_backward else found.num_steps):
+        peak, whole = session.peaks.in_use_bytes or 0, _memory(session.device)
+        spare = f", and a step needs {peak / 2**30:.3g} of the GPU's {whole / 2**30:.3g} GiB: try activation_checkpointing=off"
+        yield (
+            f"activations are recomputed in the backward pass, {recomputed} calls of torch.utils.checkpoint a step"
+            f"{spare if 0 < 2 * peak < whole else ''}"
+        )
     if own := dict.fromkeys([*session.own_compile.modules, *session.own_compile.functions]):
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
     if stream is not None and stream.interrupted:
@@ -186,6 +194,11 @@ def _findings(session: Session) -> Iterator[str]:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
+
+
+def _memory(device: torch.device) -> int:
+    """Returns a GPU's memory in bytes; 0 for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def _count(number: int) -> str:

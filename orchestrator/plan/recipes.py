@@ -77,6 +77,8 @@ def _levers(target: Target) -> list[list[Candidate]]:
         levers.append({"group_window": GROUP_WINDOW})
     if target.memory_format is not None:
         levers.append({"memory_format": target.memory_format})
+    if target.recomputes:
+        levers.append({"activation_checkpointing": "off"})
     if Attention.UNMASKED in target.attentions:
         levers.append({"attention": "unmasked"})
     if target.has_gpu and target.has_attention:

@@ -85,6 +85,10 @@ _REGIONAL_SHARE_OF_CONVOLUTIONS = 1.5
 """`regional_share` of a script's model with convolutions: that of a ResNet-50, whose stages all differ."""
 
 
+_RECOMPUTES = r"(gradient|activation)[_-]checkpointing|utils\.checkpoint|checkpoint_sequential|grad_checkpoint|use_reentrant"
+"""Pattern of the ways to ask for activations that are recomputed, in lower case."""
+
+
 def script_facts(job: ScriptJob) -> WorkloadFacts:
     """Returns what a plan can tell about a script before it runs, from the text of the script and of modules next to it.
 
@@ -105,6 +109,7 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
         regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
         has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,
+        recomputes=any(re.search(_RECOMPUTES, one) for one in (text, *job.arguments)) or None,
         autocasts=mentions(
             "autocast", "bfloat16", "bf16", "fp16", "mixed_precision", ".half()", "float32_matmul_precision", "allow_tf32"
         ),

@@ -241,6 +241,7 @@ class LeverSearch:
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,
             has_loss_outside=model.get("has_loss_outside") is not False,
+            recomputes=model.get("recomputes") is not False,
             autocasts=model.get("autocasts") is True,
         )
         self._guessed_s = self._guesses()
@@ -395,6 +396,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
         return True
     if setting.compile_loss and facts.has_loss_outside is False:
+        return True
+    if setting.activation_checkpointing is not None and facts.recomputes is False:
         return True
     if setting.matmul_precision is not None and facts.autocasts:
         return True

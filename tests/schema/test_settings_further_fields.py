@@ -34,7 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "attention": [None, "sdpa", "eager", "flex", "unmasked"],
     "stance": [None, "eager_then_compile"],
     "activation_memory_budget": [None, 1.0, 0.25],
-    "activation_checkpointing": [None, "blocks"],
+    "activation_checkpointing": [None, "blocks", "off"],
     "dynamo": [None, {"specialize_float": True}],
     "compiler": [None, {"sizes": [16, 32]}, {"name": "1/2/x"}],
     "options": [None, {}, {"coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN,TRITON"}, {"b": 1.5}],

@@ -55,6 +55,7 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
         (["--in-place"], "name one with --script FILE"),
         (["--compile-loss"], "name one with --script FILE"),
         (["--settings", "scope=full,compile_loss=on"], "compile_loss is for scripts"),
+        (["--settings", "scope=full,activation_checkpointing=off"], "activation_checkpointing=off is for scripts that recompute"),
         (["--script", "vae.py", "--settings", "scope=regional,compile_loss=on"], "compile_loss goes with scope=full"),
         (["--script", "vae.py", "--workload", "gpt2"], "--workload is for workloads"),
         (["--script", "vae.py", "--precompile"], "--precompile is for workloads"),

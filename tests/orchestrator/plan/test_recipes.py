@@ -233,6 +233,24 @@ def test_auto_begins_with_a_script_as_it_is_and_reads_what_it_mentions(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("text", "arguments", "is_tried"),
+    [
+        ("model.gradient_checkpointing_enable()", [], True),
+        ("from torch.utils.checkpoint import checkpoint", [], True),
+        ("Trainer(...)", ["--gradient_checkpointing", "True"], True),
+        ("torch.save(model.state_dict(), 'checkpoint.pt')", ["--checkpoint", "last.pt"], False),
+    ],
+)
+def test_auto_tries_to_keep_the_activations_of_a_script_that_recomputes(
+    tmp_path: Path, text: str, arguments: list[str], is_tried: bool
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    facts = script_facts(ScriptJob.of("train.py", arguments, folder=str(tmp_path)))
+    found = settings_of("auto", Target.of(facts, has_gpu=True))
+    assert any(setting.activation_checkpointing == "off" for setting in found) is is_tried
+
+
+@pytest.mark.parametrize(
     ("text", "layout"),
     [
         ("nn.Conv3d(1, 8, 3)", "channels_last_3d"),

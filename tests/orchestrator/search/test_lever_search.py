@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,18 @@ def test_a_compiled_loss_is_proposed_unless_the_script_is_known_to_have_none(kno
     assert first is not None
     searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, **known}})
     assert any(step.setting.compile_loss for step in run(searching, {**GAINS, "compile_loss=on": 0.1})) is is_proposed
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_keeping_activations_is_proposed_unless_the_script_is_known_to_recompute_none(recomputes: bool) -> None:
+    keeps = ",activation_checkpointing=off"
+    settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", f"eager{keeps}", f"full{keeps}")]
+    searching = LeverSearch(Candidates(settings), SPEED, replace(SCRIPT_FACTS, recomputes=True), prior=elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "recomputes": recomputes}})
+    steps = run(searching, {**GAINS, "activation_checkpointing=off": 0.2})
+    assert any(step.setting.activation_checkpointing for step in steps) is recomputes
 
 
 @pytest.mark.parametrize("autocasts", [True, False])
