@@ -284,10 +284,13 @@ def _advice(
 ) -> str | None:
     bisect = "--bisect with this setting, which names the module"
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
-        parts = (
-            "scope=regional" if is_script else f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"
-        )
-        return f"try {parts}; an activation_memory_budget below 1 does this under dropout"
+        others = [
+            *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),
+            *(["mode=default, which has no CUDA graphs"] if settings is not None and settings.claims_cudagraphs else []),
+            *(["scope=regional"] if is_script and settings is not None and settings.compiles_whole else []),
+        ]
+        others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
+        return f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
     if stale := advice_on_stale_number(recompiles):
         return stale
     options = {} if settings is None else settings.inductor_options

@@ -52,7 +52,7 @@ ERRORS = (
         "memory of a CUDA graph",
         "a CUDA graph overwrites what it returned when it runs again: clone what a later step reads, such as "
         "losses.append(loss.detach().clone()), or leave CUDA graphs off; compiled blocks that run again in the backward "
-        "pass, as with checkpointing, need scope=full or no CUDA graphs",
+        "pass, as with checkpointing, need scope=full, no CUDA graphs or, in a script, activation_checkpointing=off",
         error=GRAPHS_MEMORY,
     ),
     Cause(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from compile_sweep.harness.numerics import check
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check_numerics, judge
+from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.references import References
 from compile_sweep.harness.numerics.tolerance import (
     FALSE_ALARM_RATE,
@@ -195,6 +196,27 @@ def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None
     assert advice("scope=full,backend=aot_eager") == "try --bisect with this setting, which names the module"
     assert "bisect" not in advice("scope=full", is_script=True)
     assert advice("scope=full,backend=aot_eager", is_script=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("spelled", "is_script", "tried", "never"),
+    [
+        ("scope=regional,mode=reduce-overhead", True, ["mode=default"], ["scope=regional", "bisect", "aot_eager"]),
+        ("scope=full", True, ["scope=regional"], ["mode=default", "bisect"]),
+        ("scope=regional", True, ["backend=aot_eager"], ["scope=regional", "mode=default"]),
+        ("scope=full,mode=reduce-overhead", False, ["bisect", "scope=regional", "mode=default"], []),
+    ],
+)
+def test_where_gradients_are_wrong_nothing_is_advised_that_the_setting_has(
+    spelled: str, is_script: bool, tried: list[str], never: list[str]
+) -> None:
+    wrong = GradientCheck(outcome=Outcome.WRONG, error=0.5, allowed=0.03, layers={"head": 0.5})
+    chosen = CompileSettings.parse(spelled)
+    found = judge(run(99, 2e-3), references(0, 2e-3, draws=True), [], gradient_check=wrong, settings=chosen, is_script=is_script)
+    assert found.status is NumericsStatus.DIVERGES
+    advice = found.advice or ""
+    assert all(word in advice for word in tried)
+    assert not any(word in advice for word in never)
 
 
 def test_a_run_that_diverges_by_a_number_that_the_forward_changes_is_advised_to_keep_it_in_a_buffer() -> None:
