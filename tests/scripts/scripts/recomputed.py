@@ -22,12 +22,16 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
+    calls = 0
+
     def __init__(self, width=32):
         super().__init__()
         self.layers = nn.ModuleList(Layer(width) for _ in range(3))
         self.head = nn.Linear(width, 4)
 
     def forward(self, x):
+        if not torch.compiler.is_compiling():
+            Net.calls += 1
         for number, layer in enumerate(self.layers):
             x = checkpoint(layer, x, use_reentrant=number == 0)
         return self.head(x)
