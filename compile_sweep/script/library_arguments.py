@@ -7,27 +7,27 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from compile_sweep.schema.choices import Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.schema.choices import ActivationCheckpointing, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.schema.settings import CompileSettings
 
 
 def training_arguments(settings: CompileSettings) -> str | None:
     """Returns the Hugging Face `TrainingArguments` equivalent to the settings; None if there are none."""
-    common = _without(settings, "mode", "cudagraphs", "backend", "optimizer", "matmul_precision")
-    plain = CompileSettings(scope=settings.scope, dynamic=settings.dynamic)
-    if common != _without(plain, "mode", "cudagraphs", "backend", "optimizer", "matmul_precision"):
+    spelled = ("mode", "cudagraphs", "backend", "optimizer", "matmul_precision", "activation_checkpointing")
+    if _without(settings, *spelled) != _without(CompileSettings(scope=settings.scope, dynamic=settings.dynamic), *spelled):
         return None
     if settings.scope not in (Scope.EAGER, Scope.FULL) or settings.dynamic not in (None, Dynamic.AUTO):
         return None
     if settings.optimizer not in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
         return None
-    if settings.matmul_precision not in (None, "high"):
+    if settings.matmul_precision not in (None, "high") or settings.activation_checkpointing is ActivationCheckpointing.BLOCKS:
         return None
     words = ["torch_compile=True"] if settings.scope is Scope.FULL else []
     words += [f'torch_compile_mode="{settings.mode}"'] if settings.mode not in (None, Mode.DEFAULT) else []
     words += [f'torch_compile_backend="{settings.backend}"'] if settings.backend is not None else []
     words += ['optim="adamw_torch_fused"'] if settings.optimizer is OptimizerKind.FUSED else []
     words += ["tf32=True"] if settings.matmul_precision == "high" else []
+    words += ["gradient_checkpointing=False"] if settings.activation_checkpointing is ActivationCheckpointing.OFF else []
     return ", ".join(words) or None
 
 

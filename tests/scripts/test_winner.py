@@ -282,6 +282,8 @@ def test_settings_that_no_script_takes_are_refused(text: str, said: str) -> None
         ("scope=regional,dynamic=true", None, 'backend="inductor", dynamic=True, use_regional_compilation=True'),
         ("scope=full,dynamic=static,fullgraph=on", None, 'backend="inductor", fullgraph=True, dynamic=False'),
         ("scope=full,dynamic=auto,memory_format=channels_last", None, None),
+        ("scope=full,dynamic=auto,activation_checkpointing=off", "torch_compile=True, gradient_checkpointing=False", None),
+        ("scope=full,dynamic=auto,activation_checkpointing=blocks", None, None),
         ("scope=eager,as_written=on", None, None),
     ],
 )
