@@ -39,6 +39,13 @@ FIXED_LENGTH = (
 )
 """What helps where the compiled code depends on the length."""
 
+VIEW = Cause(
+    "view of another tensor",
+    "one call gets a view of another tensor, often the first of equal blocks, after a reshape or a linear layer, and torch "
+    "checks the other tensor's sizes: call .clone() on the view, or accept one graph more",
+    guard=r"'NoneType' object has no attribute '(size|stride|storage_offset)'",  # of x._base, which others do not have
+)
+
 GUARDS = (
     KL_DIVERGENCE,
     Cause(
@@ -111,6 +118,7 @@ GUARDS = (
         "a transpose: call .contiguous() on it, or accept one graph more",
         guard=r"tensor '.+?' stride mismatch",
     ),
+    VIEW,
     Cause(
         "modules that are added",
         "modules are added during training: create them in __init__, before compiling",
@@ -347,6 +355,9 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
     """Returns what helps against a recompile limit that was hit, `function hit recompile_limit 8: guard`."""
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
+    if re.match(VIEW.guard, last.guard):  # it adds one graph, so others filled the limit
+        others = (one for one in map(Recompile.parse, recompiles) if one.function == last.function)
+        last = next((one for one in others if not re.match(VIEW.guard, one.guard)), last)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
     if cause := cause_of_series(told, breaks, recompiles):
         return named_advice(cause, told)

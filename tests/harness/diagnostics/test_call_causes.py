@@ -51,6 +51,40 @@ def test_a_transposed_tensor_is_laid_out_differently_and_a_contiguous_one_takes_
     assert told == [(2, {"layout in memory"}), (1, set())]
 
 
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.norm(x)).tanh()
+
+
+def with_lengths(view: Callable[[Tensor], Tensor]) -> Diagnostics:
+    """Runs blocks that share their code at several lengths; the first one gets what this makes of a view."""
+    torch._dynamo.reset()
+    project, blocks = nn.Linear(8, 8), [Normalized(), Normalized()]
+    with capture_diagnostics() as found:
+        for block in blocks:
+            block.compile(backend="eager")
+        for length in (5, 6, 7, 9):
+            x = view(project(torch.randn(3 * length, 8)).view(3, length, 8))
+            for block in blocks:
+                x = block(x)
+    return found
+
+
+def test_a_view_takes_a_graph_of_its_own_where_lengths_change_and_its_copy_does_not() -> None:
+    found = with_lengths(lambda x: x)
+    assert "view of another tensor" in {one.name for text in found.recompile_reasons if (one := cause_of(text))}
+    hit = "forward (net.py:3) hit recompile_limit 8: 'NoneType' object has no attribute 'size'"
+    reasons = [f"forward (net.py:3): {text.partition(': ')[2]}" for text in found.recompile_reasons]
+    assert "one graph for all lengths" in advice_on_limit(hit, reasons), "the view took one graph, and lengths the others"
+    copied = with_lengths(Tensor.clone)
+    assert "view of another tensor" not in {one.name for text in copied.recompile_reasons if (one := cause_of(text))}
+    assert copied.graphs == found.graphs - 1
+
+
 def with_bias_if_given(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.sin() if bias is None else x.sin() + bias
 
