@@ -145,12 +145,15 @@ class WrongConvolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
         if torch.compiler.is_compiling():  # the same value, another gradient
-            weight = 1.2 * weight - (0.2 * weight).detach()
+            weight = 1.5 * weight - (0.5 * weight).detach()
         return self._conv_forward(x, weight, self.bias)
 
 
 class WrongResNet(ResNet):
-    """A ResNet, one of whose convolutions has a gradient that is 1.2 times what it should be, but only if compiled."""
+    """A ResNet, one of whose convolutions has a gradient that is 1.5 times what it should be, but only if compiled.
+
+    Rounding hides 1.2 times on some CPUs: the smallest model has few elements.
+    """
 
     def make_model(self) -> nn.Module:
         model = super().make_model()
