@@ -80,6 +80,11 @@ def has_room(peak_bytes: int, device: torch.device) -> bool:
     return torch.cuda.mem_get_info(device)[0] + kept >= _REFERENCE_FACTOR * peak_bytes + _MARGIN_BYTES
 
 
+def total_bytes(device: torch.device) -> int:
+    """Returns a GPU's memory; 0 for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 

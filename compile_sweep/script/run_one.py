@@ -22,6 +22,7 @@ import torch
 
 from compile_sweep.child_process import die_with
 from compile_sweep.contract.seeding import seed_all
+from compile_sweep.harness import memory
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
@@ -113,10 +114,10 @@ class Reporter:
 
 def _fits_side_by_side(session: Session) -> bool:
     """Tells whether `RUNS_AT_ONCE` runs like this one fit the GPU's memory, with a tenth of it to spare."""
-    if session.device.type != "cuda" or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return False
     needed = RUNS_AT_ONCE * (session.peaks.reserved_bytes or session.peaks.tensors_bytes or 0)
-    return 0 < needed < 0.9 * torch.cuda.get_device_properties(session.device).total_memory
+    return 0 < needed < 0.9 * memory.total_bytes(session.device)
 
 
 def main(assignment: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from compile_sweep.contract.inspect_model import facts_of_blocks, preferred_memory_format
-from compile_sweep.harness import steady
+from compile_sweep.harness import memory, steady
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.record import Measurement
 from compile_sweep.script.session import Session
@@ -160,7 +160,7 @@ def _findings(session: Session) -> Iterator[str]:
             "calls the loss itself"
         )
     if recomputed := found.num_recomputed // max(1, found.num_backward if found.steps_by_backward else found.num_steps):
-        peak, whole = session.peaks.in_use_bytes or 0, _memory(session.device)
+        peak, whole = session.peaks.in_use_bytes or 0, memory.total_bytes(session.device)
         spare = f", and a step needs {peak / 2**30:.3g} of the GPU's {whole / 2**30:.3g} GiB: try activation_checkpointing=off"
         yield (
             f"activations are recomputed in the backward pass, {recomputed} calls of torch.utils.checkpoint a step"
@@ -194,11 +194,6 @@ def _findings(session: Session) -> Iterator[str]:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
-
-
-def _memory(device: torch.device) -> int:
-    """Returns a GPU's memory in bytes; 0 for a CPU."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def _count(number: int) -> str:

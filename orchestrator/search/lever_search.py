@@ -225,10 +225,12 @@ class LeverSearch:
     def _strike_alike(self, tried: CompileSettings, record: Record) -> None:
         """No longer proposes what would fail like a setting that failed."""
         if fields := fails_alike(tried, record.get("label"), record.get("reason") or ""):
-            shared = {name: getattr(tried, name) for name in fields}
-            for setting in self._candidates.settings:
-                if all(getattr(setting, name) == value for name, value in shared.items()):
-                    self._untried.strike(setting.key)
+            self._strike(lambda setting: all(getattr(setting, name) == getattr(tried, name) for name in fields))
+
+    def _strike(self, is_useless: Callable[[CompileSettings], bool]) -> None:
+        for setting in self._candidates.settings:
+            if is_useless(setting):
+                self._untried.strike(setting.key)
 
     def _learn(self, model: Mapping[str, Any]) -> None:
         """Takes facts about a script, and no longer proposes settings with a lever that it has no use for."""
@@ -245,9 +247,7 @@ class LeverSearch:
             autocasts=model.get("autocasts") is True,
         )
         self._guessed_s = self._guesses()
-        for setting in self._candidates.settings:
-            if _is_pointless(setting, self._facts):
-                self._untried.strike(setting.key)
+        self._strike(lambda setting: _is_pointless(setting, self._facts))
 
     def _guesses(self) -> Floats:
         """Returns each candidate's compile seconds as far as they are known before anything has compiled."""

@@ -486,10 +486,10 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     there = [one for one in breaks if place and (one.startswith((f"{place} ", f"{place}:")) or f"inside: {place}\n" in one)]
     for one in there:
         if advice := advice_on_break(one):
-            is_theirs = "\n  library: " in one
             block = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)
-            moved = f"; a break inside a {block} leaves the whole function eager, so at least move it out"
-            return advice + (moved if block and not is_theirs else "")
+            if block is None or "\n  library: " in one:  # a library's line cannot be moved
+                return advice
+            return f"{advice}; a break inside a {block} leaves the whole function eager, so at least move it out"
     return next((advice for pattern, advice in _FALLBACKS if re.search(pattern, text)), None)
 
 

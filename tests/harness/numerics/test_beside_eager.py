@@ -145,15 +145,12 @@ class WrongConvolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
         if torch.compiler.is_compiling():  # the same value, another gradient
-            weight = 1.5 * weight - (0.5 * weight).detach()
+            weight = 1.2 * weight - (0.2 * weight).detach()
         return self._conv_forward(x, weight, self.bias)
 
 
 class WrongResNet(ResNet):
-    """A ResNet, one of whose convolutions has a gradient that is 1.5 times what it should be, but only if compiled.
-
-    Rounding hides 1.2 times on some CPUs: the smallest model has few elements.
-    """
+    """A ResNet, one of whose convolutions has a gradient that is 1.2 times what it should be, but only if compiled."""
 
     def make_model(self) -> nn.Module:
         model = super().make_model()
@@ -168,7 +165,8 @@ class WrongResNet(ResNet):
 def test_a_convolution_whose_gradient_is_wrong_only_where_compiled_is_found_in_bfloat16(
     workload: type[ResNet], status: str
 ) -> None:
-    settings = CompileSettings.parse("scope=full,backend=aot_eager,autocast=bf16")
+    # With the size's own four images, some CPUs round so coarsely that this is hidden.
+    settings = CompileSettings.parse("scope=full,backend=aot_eager,autocast=bf16,workload.batch_size=32")
     found = measure(prepare(workload("tiny", 0), settings, CPU), protocol=SHORT).numerics
     assert found["status"] == status, found["worst"]
     layers = found["gradient_check"]["layers"]
