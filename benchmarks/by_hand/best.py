@@ -125,6 +125,9 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "compiled, fused": {"words": ["--compile", "--fused"]},
         "CUDA graphs, fused": {"words": ["--compile", "--fused", "--mode", "reduce-overhead", "--keep-gradients"]},
         "compiled, fused, nothing recomputed": {"words": ["--compile", "--fused", "--no-checkpointing"]},
+        "blocks with CUDA graphs, fused, nothing recomputed": {
+            "words": ["--compile", "--blocks", "--fused", "--mode", "reduce-overhead", "--keep-gradients", "--no-checkpointing"],
+        },
     },
     "convnext_script": _OF_IMAGES,
     "unet_script": _OF_IMAGES,

@@ -112,6 +112,8 @@ CONFIG_MODULES = {"dynamo": "torch._dynamo.config", "functorch": "torch._functor
 _DOTTED = {INDUCTOR: "options"} | {name: name for name in ("options", "parts", "workload", "ddp", *CONFIG_MODULES)}
 """First components of dotted names, and the fields that take the rest."""
 
+_TIMES_KERNELS = ("max_autotune", "coordinate_descent_tuning")  # beginnings of the names of Inductor's options
+
 _CONFIG_THAT_IS_FIELDS = {"dynamo.cache_size_limit": "recompile_limit", "dynamo.optimize_ddp": "ddp.optimize_ddp"}
 """Names in torch's configuration that a field stands for without declaring it as `config`."""
 
@@ -399,9 +401,9 @@ class CompileSettings:
 
     @property
     def tunes(self) -> bool:
-        """Whether Inductor times several kernels for each matrix product (max-autotune)."""
+        """Whether Inductor times variants of its kernels, as max-autotune and coordinate descent do."""
         modes = {self.mode, *(part.mode for _, part in self.parts or ())}
-        by_option = any(name.startswith("max_autotune") and value is True for name, value in self.options or ())
+        by_option = any(name.startswith(_TIMES_KERNELS) and value is True for name, value in self.options or ())
         return by_option or bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS})
 
     @property

@@ -180,7 +180,14 @@ class _Call:
             torch.autograd.backward(tensors, outers)
             self.gradients = [weights.grad for weights in self.parameters.values()]
         else:
-            self.gradients = torch.autograd.grad(tensors, list(self.parameters.values()), outers, allow_unused=True)
+            leaves = list(self.parameters.values())
+            # Copied as they arrive: with CUDA graphs for each block, later parts of the backward pass overwrite them.
+            hooks = [leaf.register_hook(Tensor.clone) for leaf in leaves]
+            try:
+                self.gradients = torch.autograd.grad(tensors, leaves, outers, allow_unused=True)
+            finally:
+                for hook in hooks:
+                    hook.remove()
         return total + self._offset
 
 

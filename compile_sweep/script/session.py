@@ -33,7 +33,7 @@ from compile_sweep.harness.compile_phases import PhaseClock, record_phases
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.numerics.gradient_check import GradientCheck
-from compile_sweep.harness.numerics.references import perturb
+from compile_sweep.harness.numerics.references import RANDOM_REPEATS, kernel_rounding, perturb
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import synchronize
@@ -167,6 +167,7 @@ class Session:
         self._inner: dict[Target, Callable[..., Any]] = {}
         self._calls = CallRecorder()
         self._keeps_calls = False
+        self._forward_seed = forward_seed
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
         self._size = [0, 0]
@@ -273,7 +274,9 @@ class Session:
             self._hooks.callback(register_optimizer_step_post_hook(stepped).remove)
         if self.kind is Kind.PERTURBED:
             weights = (one for target in found.targets for one in target.module.parameters())
-            perturb(weights, numerics.rounding_of(found.primary))
+            rounding = numerics.rounding_of(found.primary)
+            is_further = self._forward_seed > RANDOM_REPEATS
+            perturb(weights, kernel_rounding(rounding) if is_further else rounding, self._forward_seed)
         if self.kind is Kind.MEASURED:
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))

@@ -21,8 +21,10 @@ BASELINE: Mapping[str, str] = {
 LENGTHS = ("dynamic", "padding", "pad_multiple")
 """Levers on lengths, which have other names in eager settings than in compiled ones."""
 
-_IMPLIED = ("mode", "as_written", "options.coordinate_descent_tuning")
+_IMPLIED = ("mode", "as_written")
 """Fields that follow from other levers or from the sweep."""
+
+_DESCENT = "options.coordinate_descent_tuning"  # a lever, unless mode=max-autotune implies it or it is switched off
 
 _TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 
@@ -46,6 +48,8 @@ def levers_of(setting: CompileSettings) -> dict[str, str]:
         found.pop("padding", None)  # follows from `dynamic`
     if found.get("cudagraphs") == "off":
         del found["cudagraphs"]
+    if setting.mode in _TUNED or found.get(_DESCENT) == "off":
+        found.pop(_DESCENT, None)
     if setting.mode in _TUNED:  # a mode is one or both of two levers, so that one mode's gain is expected of the other, too
         found["max_autotune"] = "on"
     if any(name in found for name in _UNNUMBERED):

@@ -55,14 +55,15 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     torch.set_num_threads(1)
 
     def ran(
-        script: str, settings: str, *arguments: str, kind: Kind = Kind.MEASURED, **protocol: Any
+        script: str, settings: str, *arguments: str, kind: Kind = Kind.MEASURED, forward_seed: int = 0, **protocol: Any
     ) -> tuple[Session, BaseException | None]:
         monkeypatch.chdir(folder)
         torch._dynamo.reset()
         OWN_CODE.clear()  # code is equal in two scripts that only differ in their files
         job = ScriptJob.of(script, arguments, folder=str(folder))
         seed_all(job.seed)  # as a run in a process of its own
-        session = Session(CompileSettings.parse(settings), kind=kind, protocol=Protocol(**{**SHORT, **protocol}))
+        given = Protocol(**{**SHORT, **protocol})
+        session = Session(CompileSettings.parse(settings), kind=kind, protocol=given, forward_seed=forward_seed)
         return session, run_script(session, job.path, job, folder.parent)
 
     yield ran

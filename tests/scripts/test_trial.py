@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from threading import Barrier
@@ -31,11 +32,11 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import print_from_script, run_script
-from compile_sweep.script.session import Session
+from compile_sweep.script.session import Kind, Session
 from compile_sweep.script.session_results import other_batch_size
 from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial, StartRun
 from orchestrator.run.fork_server import ForkedScriptRun, ForkServer, Setup, script_order
-from tests.scripts.conftest import SHORT
+from tests.scripts.conftest import SHORT, Run
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -109,6 +110,21 @@ def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alon
     }
     trial._make_references(draws=False, side_by_side=fits)
     assert len(calls) == 3 + fits, "they are made once"
+
+
+@pytest.mark.slow
+def test_eager_runs_that_settle_a_doubt_start_at_weights_of_their_own_as_far_off_as_kernels_round(run: Run) -> None:
+    moved: list[torch.Tensor] = []
+    for seed in (0, 1, 2, 5, 6):
+        kind = Kind.PERTURBED if seed else Kind.EAGER
+        session, error = run("plain_loop.py", "scope=eager,as_written=on", "--width", "32", kind=kind, forward_seed=seed)
+        assert error is session.error is None
+        assert session.trajectory is not None
+        moved.append(torch.cat(list(session.trajectory.movement.values())))
+    unchanged, *others = moved
+    assert all(not torch.equal(one, other) for one, other in combinations(others, 2))
+    usual, usual_too, further, further_too = (float((one - unchanged).norm() / unchanged.norm()) for one in others)
+    assert 0 < max(usual, usual_too) < min(further, further_too) < 1e-2
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:

@@ -24,6 +24,7 @@ from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.numerics.references import References, run_references, with_perturbed_runs
 from compile_sweep.harness.numerics.tolerance import (
+    FLOAT32_ROUNDING,
     GRADIENTS,
     LOSS,
     UPDATES,
@@ -43,7 +44,7 @@ from compile_sweep.harness.outputs import zero_infinities
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.causes.errors import REENTRANT_CHECKPOINT
 from compile_sweep.schema.causes.guards import advice_on_stale_number
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 
 
 class NumericsStatus(StrEnum):
@@ -150,6 +151,9 @@ def check_numerics(
 
 _FAR = 30.0  # multiple of its tolerance beyond which no figure of a deterministic run is looked into with more eager runs
 
+_SMALL = 0.1
+"""Relative gap that is looked into in any case: eager runs in float32 may repeat so exactly that almost nothing is tolerated."""
+
 
 def may_be_chance(numerics: Mapping[str, Any], *, within: float = _FAR) -> bool:
     """Tells whether a run diverges so little that eager runs with other roundings or random numbers may be as far apart.
@@ -159,7 +163,7 @@ def may_be_chance(numerics: Mapping[str, Any], *, within: float = _FAR) -> bool:
     the largest of several numbers, as a matching of boxes and a router of experts do, or whose random numbers rarely act.
 
     Args:
-        within: Multiple of its tolerance that every figure is within.
+        within: Multiple of its tolerance that every figure is within, unless it is small.
     """
     checked = numerics["gradient_check"]
     if numerics["status"] != NumericsStatus.DIVERGES or (checked is not None and checked["outcome"] == Outcome.WRONG):
@@ -167,7 +171,7 @@ def may_be_chance(numerics: Mapping[str, Any], *, within: float = _FAR) -> bool:
     if numerics["worst"].endswith(ZERO_GRADIENTS):
         return False
     gaps = [numerics["loss"], *(gap for name in ("gradients", "updates", "parameters") for gap in numerics[name].values())]
-    return all(gap["gap"] is not None and gap["gap"] <= within * (gap["tolerance"] or 0.0) for gap in gaps)
+    return all(gap["gap"] is not None and gap["gap"] <= max(within * (gap["tolerance"] or 0.0), _SMALL) for gap in gaps)
 
 
 def judge(
@@ -274,6 +278,10 @@ def _zero_only_in(runs: Sequence[Trajectory], others: Sequence[Trajectory]) -> l
     ]
 
 
+_EAGER_LEVERS = ("memory_format", "matmul_precision", "sdpa_kernel", "float8", "activation_checkpointing", "optimizer")
+"""Fields that change how eager code computes."""
+
+
 def _advice(
     references: References,
     gradient_check: GradientCheck | None,
@@ -293,9 +301,13 @@ def _advice(
         return f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
     if stale := advice_on_stale_number(recompiles):
         return stale
+    if settings is not None and settings.scope is Scope.EAGER:
+        eager = CompileSettings(scope=Scope.EAGER)
+        pulled = [name for name in _EAGER_LEVERS if getattr(settings, name) != getattr(eager, name)]
+        return f"try it without {' or without '.join(pulled)}, to see which is at fault" if len(pulled) > 1 else None
     options = {} if settings is None else settings.inductor_options
     uses_inductor = settings is None or settings.backend is None
-    rounds = references.rounding > _FLOAT32_ROUNDING
+    rounds = references.rounding > FLOAT32_ROUNDING
     possible = [
         (uses_inductor and rounds, "emulate_precision_casts", "inductor.emulate_precision_casts=on, which rounds as eager does"),
         (
@@ -309,9 +321,6 @@ def _advice(
     ]
     tries = [text for applies, option, text in possible if applies and option not in options]
     return f"try {'; '.join(tries)}" if tries else None
-
-
-_FLOAT32_ROUNDING = 2.0**-24
 
 
 _REPEATS_ROUNDINGS = 1 / 8

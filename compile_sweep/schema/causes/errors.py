@@ -67,6 +67,12 @@ ERRORS = (
         "dynamo.allow_rnn out",
         error=r"tensors_saved_with_vc_check to be Tensors|mkldnn_rnn_layer",
     ),
+    Cause(
+        "permutation as an index",
+        "Inductor rewrites x[torch.randperm(n)] and fails: draw the permutation before the forward, write "
+        "torch.rand(n, device=x.device).argsort() for it, or set inductor.pattern_matcher=off",
+        error=r"Not all inputs to pattern found[\s\S]*slice_shape",
+    ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
     Cause(
         "custom operator with a wrong fake implementation",

@@ -316,3 +316,22 @@ def test_an_lstm_that_is_unrolled_on_a_cpu_is_told_and_mended_by_the_advice(monk
     layer.zero_grad()
     layer(x)[0].sum().backward()
     torch.testing.assert_close(gradients, [parameter.grad for parameter in layer.parameters()])
+
+
+def test_a_permutation_that_inductor_cannot_rewrite_is_told_and_mended_by_the_advice() -> None:
+    """If this fails because nothing is raised, torch has mended it, and the cause is for older versions only."""
+    x = torch.randn(16, 4)
+
+    def loss(permutation: Callable[[], Tensor], **options: Any) -> Tensor:
+        torch._dynamo.reset()
+        weights = nn.Parameter(torch.ones(4))
+        found: Tensor = torch.compile(lambda x: (x * weights)[permutation()].sum(), options=options)(x)
+        found.backward()
+        torch.testing.assert_close(weights.grad, x.sum(0))
+        return found
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+        loss(lambda: torch.randperm(len(x)))
+    assert "torch.rand(n, device=x.device).argsort()" in (errors.advice_on_error(str(raised.value)) or "")
+    torch.testing.assert_close(loss(lambda: torch.rand(len(x)).argsort()), x.sum())
+    torch.testing.assert_close(loss(lambda: torch.randperm(len(x)), pattern_matcher=False), x.sum())

@@ -196,6 +196,18 @@ def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None
     assert advice("scope=full,backend=aot_eager") == "try --bisect with this setting, which names the module"
     assert "bisect" not in advice("scope=full", is_script=True)
     assert advice("scope=full,backend=aot_eager", is_script=True) == ""
+    assert advice("scope=eager,memory_format=channels_last", is_script=True) == ""
+    both = "try it without memory_format or without optimizer, to see which is at fault"
+    assert advice("scope=eager,memory_format=channels_last,optimizer=fused") == both
+
+
+@pytest.mark.parametrize(("error", "expected"), [(1e-5, NumericsStatus.OK), (1e-3, NumericsStatus.DIVERGES)])
+def test_updates_in_float32_that_differ_by_less_than_matters_are_right(error: float, expected: NumericsStatus) -> None:
+    """Compiled Adam differs by 7e-6, because it takes powers of its betas in float32."""
+    eager = replace(references(0, 1e-8), precise=None, precise_dtype=None, rounding=2.0**-24)
+    right = run(99, 1e-8)
+    other = replace(right, updates={name: scaled(values, 1 + error) for name, values in right.updates.items()})
+    assert judge(other, eager, []).status is expected
 
 
 @pytest.mark.parametrize(

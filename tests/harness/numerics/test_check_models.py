@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from faulty_workloads import NanWhenCompiled
 from torch import Tensor, nn
 from toy_workloads import VOCABULARY, Block, Toy, ToyModel
 
-from compile_sweep.contract.base import Batch
+from compile_sweep.contract.base import Batch, Workload
+from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics import references
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check_numerics, judge
@@ -56,13 +58,13 @@ class Overflowing(Toy):
     model_class = _Overflowing
 
 
-def batches_of(workload: Toy | Captioning) -> list[Batch]:
+def batches_of(workload: Workload) -> list[Batch]:
     pool = workload.pool(EAGER.shape_policy(workload.max_length), rank=0, device=CPU)
     return [pool[i % len(pool)] for i in range(STEPS)]
 
 
 def trained(
-    workload: Toy | Captioning,
+    workload: Workload,
     spoil: Callable[[nn.Module, torch.optim.Optimizer], object] = lambda model, optimizer: None,
     *,
     seed: int = 0,
@@ -88,7 +90,7 @@ def judged(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,)) -> 
     return judge(run, references_of(type(workload)), steady)
 
 
-def checked(workload: Toy, run: Trajectory, steady: Sequence[float] = (1.0,), settings: CompileSettings = EAGER) -> Numerics:
+def checked(workload: Workload, run: Trajectory, steady: Sequence[float] = (1.0,), settings: CompileSettings = EAGER) -> Numerics:
     return check_numerics(prepare(workload, settings, CPU), batches_of(workload), run, steady)
 
 
@@ -380,3 +382,38 @@ def test_captioning_is_split_into_its_blocks_and_what_is_around_them() -> None:
     assert "model.decoder.transformer.h.1" in groups
     assert "model.decoder.transformer.wte" in groups
     assert 8 <= len(groups) <= MAX_GROUPS
+
+
+def convolutions() -> nn.Module:
+    widths = (3, 32, 64, 128)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * widths[-1], 10))
+
+
+def images(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.rand(64, 3, 32, 32, generator=generator), torch.randint(10, (64,), generator=generator)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_kernels_that_round_more_coarsely_are_right_in_float32_and_a_wrong_layer_is_still_found(error: float, seed: int) -> None:
+    """On a CPU, `channels_last` errs ten times as much, so a ReLU may pass what it stops in eager runs."""
+    made = WorkloadFromModel(
+        convolutions,
+        images,
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer_fn=lambda weights: torch.optim.SGD(weights, lr=0.03, momentum=0.9),
+    )
+    workload = made("only", seed)
+    settings = CompileSettings.parse("scope=eager,memory_format=channels_last")
+
+    def spoil(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        second = [module for module in model.modules() if isinstance(module, nn.Conv2d)][1]
+        second.weight.register_hook(lambda gradient: gradient * (1 + error))
+
+    verdict = checked(workload, trained(workload, spoil, seed=seed, settings=settings), settings=settings)
+    assert verdict.status is (NumericsStatus.DIVERGES if error else NumericsStatus.OK)
+    assert not error or "model.3" in verdict.worst

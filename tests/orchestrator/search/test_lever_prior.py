@@ -30,6 +30,12 @@ def levers(text: str) -> dict[str, str]:
         ("scope=full,mode=reduce-overhead", {"scope": "full", "cudagraphs": "on"}),
         ("scope=full,mode=max-autotune", {"scope": "full", "cudagraphs": "on", "max_autotune": "on"}),
         ("scope=full,mode=max-autotune-no-cudagraphs", {"scope": "full", "max_autotune": "on"}),
+        (
+            "scope=full,mode=max-autotune,inductor.coordinate_descent_tuning=off",
+            {"scope": "full", "cudagraphs": "on", "max_autotune": "on"},
+        ),
+        ("scope=full,inductor.coordinate_descent_tuning=off", {"scope": "full"}),
+        ("scope=full,inductor.coordinate_descent_tuning=on", {"scope": "full", "options.coordinate_descent_tuning": "on"}),
         ("scope=regional,dynamic=buckets,buckets=16/64", {"scope": "regional", "dynamic": "buckets:16/64"}),
     ],
 )
