@@ -110,7 +110,12 @@ def facts_of_blocks(blocks: Mapping[nn.Module, Sequence[str]]) -> dict[str, Any]
     """Returns the fields of `WorkloadFacts` that follow from models and the names of their repeated blocks."""
     shares = [regional_share(model, names) for model, names in blocks.items() if names]
     facts: dict[str, Any] = {"regional_share": round(max(shares), 3)} if shares else {}
-    return {**facts, "has_blocks": bool(shares), "has_attention": any(map(has_attention, blocks))}
+    return {
+        **facts,
+        "has_blocks": bool(shares),
+        "has_attention": any(map(has_attention, blocks)),
+        "num_weights": sum(len(list(model.parameters())) for model in blocks),
+    }
 
 
 def model_facts(workload: Workload) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
@@ -15,9 +16,14 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 _OVERHEAD_S = 20.0
 """Seconds for worker start, model, steady state and check, before any trial has shown how long they take."""
 
-_PER_GRAPH_S = defaultdict(lambda: 60.0, {Scope.EAGER: 0.0})
+_GRAPH_S = 60.0
 """Seconds of a cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is
 similar.
+"""
+
+_OF_SMALL_GRAPH_S, _OF_WEIGHTS_S = 4.0, 0.8
+"""Seconds of a graph of a model with hardly any weights, and of each parameter tensor, on two CPU cores: 12 and 13 s of
+11 and 12 tensors, 19 of 18 and 22 of 21.
 """
 
 _USUAL_REGIONAL_SHARE = 1 / 3
@@ -34,6 +40,9 @@ _OPTIMIZER_S = 40.0
 """Seconds of a compiled optimizer, one graph over all parameters: 64 s more than a fused one on an H200
 (docs/results/h200-captioning).
 """
+
+_OF_SMALL_OPTIMIZER_S, _OF_ITS_WEIGHTS_S = 3.0, 0.2
+"""The same as for a graph: 6 s of 21 tensors on two CPU cores."""
 
 _LATER_START_S = 5.0
 """Longest start of a trial that is not a sweep's first: it is forked from a process with torch, in 3 s on an H200."""
@@ -68,6 +77,7 @@ def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[T
     ]
     if like:
         return statistics.median(like)
+    facts = with_model(facts, next((record.model_facts for record in done if record.model_facts), {}))
     compiling = guessed_compile_s(settings, facts) * _pace(done, facts)
     recording = recording_s(settings, ((_parsed(record.settings_key), record.compile_phases_s) for record in done))
     rest = rest_s((record.compile_s, later_wall_s(record.wall_s, record.phases_s)) for record in done)
@@ -122,14 +132,33 @@ def _not_compiled_s(record: TrialRecord) -> float:
 
 def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three."""
-    of_one = _PER_GRAPH_S[settings.scope] * (_AUTOTUNE_FACTOR if settings.tunes else 1.0)
+    of_one = 0.0 if settings.scope is Scope.EAGER else _graph_s(facts.num_weights)
+    of_one *= _AUTOTUNE_FACTOR if settings.tunes else 1.0
     if settings.scope is Scope.REGIONAL:
         of_one *= _USUAL_REGIONAL_SHARE if facts.regional_share is None else facts.regional_share
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
-    of_optimizer = _OPTIMIZER_S if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
+    of_optimizer = _optimizer_s(facts.num_weights) if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
     # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5
     # (docs/results.md).
     return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(facts.max_length, facts.min_length)) + of_optimizer
+
+
+def _graph_s(num_weights: int | None) -> float:
+    return _GRAPH_S if num_weights is None else min(_GRAPH_S, _OF_SMALL_GRAPH_S + _OF_WEIGHTS_S * num_weights)
+
+
+def _optimizer_s(num_weights: int | None) -> float:
+    return _OPTIMIZER_S if num_weights is None else min(_OPTIMIZER_S, _OF_SMALL_OPTIMIZER_S + _OF_ITS_WEIGHTS_S * num_weights)
+
+
+def with_model(facts: WorkloadFacts, model: Mapping[str, Any]) -> WorkloadFacts:
+    """Returns facts with those about compile time that a record's `model_facts` hold, which for a script are not known before."""
+    weights, share = model.get("num_weights"), model.get("regional_share")
+    return replace(
+        facts,
+        num_weights=weights if isinstance(weights, int) else facts.num_weights,
+        regional_share=share if isinstance(share, float | int) else facts.regional_share,
+    )
 
 
 def rest_s(done: Iterable[tuple[float | None, float]]) -> float:

@@ -19,7 +19,15 @@ from compile_sweep.schema.choices import MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
-from orchestrator.plan.estimates import compile_pace, guessed_compile_s, later_wall_s, recording_s, rest_s, without_recording
+from orchestrator.plan.estimates import (
+    compile_pace,
+    guessed_compile_s,
+    later_wall_s,
+    recording_s,
+    rest_s,
+    with_model,
+    without_recording,
+)
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
@@ -234,11 +242,10 @@ class LeverSearch:
 
     def _learn(self, model: Mapping[str, Any]) -> None:
         """Takes facts about a script, and no longer proposes settings with a lever that it has no use for."""
-        layout, share = model.get("memory_format"), figure(model, "regional_share")
+        layout = model.get("memory_format")
         self._facts = replace(
-            self._facts,
+            with_model(self._facts, model),
             memory_format=MemoryFormat(layout) if layout in list(MemoryFormat) else None,
-            regional_share=share,
             has_blocks=model.get("has_blocks") is not False,
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,

@@ -315,6 +315,11 @@ def _advice(
             "fallback_random",
             "inductor.fallback_random=on, which draws eager's random numbers",
         ),
+        (
+            uses_inductor,
+            "pattern_matcher",
+            "inductor.pattern_matcher=off, because torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and in addmm",
+        ),
         (uses_inductor, "layout_optimization", "inductor.layout_optimization=off, if the model has convolutions"),
         (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
         (not is_script, "", bisect),

@@ -335,3 +335,19 @@ def test_a_permutation_that_inductor_cannot_rewrite_is_told_and_mended_by_the_ad
     assert "torch.rand(n, device=x.device).argsort()" in (errors.advice_on_error(str(raised.value)) or "")
     torch.testing.assert_close(loss(lambda: torch.rand(len(x)).argsort()), x.sum())
     torch.testing.assert_close(loss(lambda: torch.randperm(len(x)), pattern_matcher=False), x.sum())
+
+
+def test_a_factor_that_inductors_rewrites_lose_is_kept_without_them() -> None:
+    """If the first assertion fails, torch has mended this (pytorch 167313), and a diverging run need not be advised it."""
+    average, x, chosen = torch.randn(8, 16), torch.randn(32, 8), torch.randn(32, 16)
+
+    def updated(**options: Any) -> Tensor:
+        torch._dynamo.reset()
+        found: Tensor = torch.compile(lambda *given: given[0].add(given[1].t() @ given[2], alpha=0.01), options=options)(
+            average, x, chosen
+        )
+        return found
+
+    right = average + 0.01 * (x.t() @ chosen)
+    assert not torch.allclose(updated(), right, atol=1e-3)
+    torch.testing.assert_close(updated(pattern_matcher=False), right)

@@ -55,6 +55,16 @@ def test_regions_take_as_long_as_they_differ() -> None:
     assert alike < usual < prior("scope=full") < unlike
 
 
+def test_a_small_model_compiles_faster_and_a_scripts_size_is_taken_from_its_first_trial() -> None:
+    settings = CompileSettings.parse("scope=full,optimizer=compiled")
+    unknown, large, small = (expected_s(settings, replace(FACTS, num_weights=count), []) for count in (None, 500, 12))
+    assert small < unknown == large
+    of_eager = replace(took("scope=eager", 20.0, 0.0), model_facts={"num_weights": 12, "regional_share": None})
+    assert expected_s(settings, FACTS, [of_eager]) == small
+    said_nothing = replace(of_eager, model_facts={"num_weights": "?"})
+    assert expected_s(settings, FACTS, [said_nothing]) == unknown
+
+
 def test_six_graphs_take_longer_than_one_and_less_than_six_times_as_long() -> None:
     dynamic = ("static", "buckets,buckets=8/16/24/32/64/256")
     one, six = (prior(f"scope=full,dynamic={text}") - prior("scope=eager") for text in dynamic)
