@@ -366,7 +366,7 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
             "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
             "weight them by a mask"
         )
-        lengths = f"use dynamic=mark or auto, which make one graph for all lengths; where they do not, {FIXED_LENGTH}"
+        lengths = f"dynamic=mark and auto make one graph for all lengths; where each takes one all the same, {FIXED_LENGTH}"
         return f"{lengths}; {of_data}"
     return "keep what the guard names the same in every step"
 

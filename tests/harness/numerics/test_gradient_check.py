@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,18 @@ from compile_sweep.harness.apply import applied
 from compile_sweep.harness.diagnostics.advice import _gradient_check
 from compile_sweep.harness.numerics import gradient_check
 from compile_sweep.harness.numerics.check import NumericsStatus, judge
-from compile_sweep.harness.numerics.finite_differences import Differentiated, Look, Residual, Rounding
+from compile_sweep.harness.numerics.finite_differences import (
+    NOISE_MARGIN,
+    PRECISIONS,
+    Differentiated,
+    Look,
+    Residual,
+    Rounding,
+)
 from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
+    _Search,
     check_gradients,
 )
 from compile_sweep.harness.numerics.references import build_model_on, record_run
@@ -544,3 +553,25 @@ def test_eager_reference_runs_do_not_advise_to_compile_flex_attention() -> None:
     flex._WARNINGS_SHOWN.clear()
     with pytest.warns(UserWarning, match="flex_attention called without"):
         flex.flex_attention(q, q, q)
+
+
+@pytest.mark.parametrize("coarse_at", [0, 1, 2])
+def test_what_may_go_unseen_is_said_of_the_group_where_that_is_most(coarse_at: int) -> None:
+    """Rounding hides more where a layer changes the loss less."""
+    noise, units = 1e-3, [1.0, 1.0, 1.0]
+    units[coarse_at] = NOISE_MARGIN * noise / 0.2
+    looks = [({name: 1.0}, Look(Residual(0.0, 0.0, 0.0), unit)) for name, unit in zip("abc", units, strict=True)]
+    search: Any = SimpleNamespace(
+        _moves=lambda width: dict.fromkeys("abc", 1.0),
+        among=(),
+        known=Rounding(noise, 0.0),
+        _precision=PRECISIONS[-1][1],
+        _draws=True,
+        _first_looks=lambda names: looks,
+        _beside_eager=lambda lines: {},
+        _wrong_alone=lambda lines, found: {},
+    )
+    search._verdict = MethodType(_Search._verdict, search)
+    found = _Search._by_groups(search, 1.0)
+    assert (found.outcome, found.share_checked) == (Outcome.OK, 1.0)
+    assert found.allowed == pytest.approx(0.2)
