@@ -77,6 +77,7 @@ class _Unfinished(NamedTuple):
 class _Run(NamedTuple):
     """A run with figures."""
 
+    settings: CompileSettings
     outcome: Mapping[str, Any]
     folder: Path
 
@@ -170,7 +171,7 @@ class _ScriptCheck:
         folder = base / "run"
         folder.mkdir(parents=True)
         try:
-            return _Run(self._trial(settings, base, on_phase).run_once(folder), folder)
+            return _Run(settings, self._trial(settings, base, on_phase).run_once(folder), folder)
         except RunFailed as error:
             return _Failed(error.sentence, tuple(error.output))
         except OutOfTime as error:
@@ -215,7 +216,7 @@ class _ScriptCheck:
         from compile_sweep.script.trial import OutOfTime, RunFailed  # loads torch
 
         with self.console.status("comparing its numbers with those of eager runs …"):
-            trial = self._trial(CompileSettings.from_dict(AS_WRITTEN), run.folder.parent, lambda phase: None)
+            trial = self._trial(run.settings, run.folder.parent, lambda phase: None)
             findings: list[str] = []
             try:
                 numbers = trial.judge_numbers(run.folder, run.outcome, findings)

@@ -52,7 +52,7 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             if not isinstance(result, dict):
                 return result
             outcome = {"measurement": {**AS_WRITTEN, **result}, "findings": AS_WRITTEN["findings"], "has_blocks": True}
-            return script_check._Run(outcome, Path())
+            return script_check._Run(settings, outcome, Path())
 
         monkeypatch.setattr(script_check._ScriptCheck, "_run", run)
         for name in ("judge_measurement", "why_not_faster", "short_findings"):
@@ -92,6 +92,22 @@ def test_what_was_not_looked_at_in_time_is_said_and_not_guessed(
     assert "not known: breaks under regional; the time budget of 100 s was used up" in said
     assert "not known: how long compiling takes, what it gains" in said
     assert "if it compiles as fast as other models" in said
+
+
+def test_numbers_are_judged_as_those_of_the_compiled_setting_which_decides_the_advice(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[str] = []
+
+    def judge(self: ScriptTrial, *given: object) -> Found:
+        judged.append(self.settings.key)
+        return {"numerics": {"status": "ok", "worst": "loss: off by 0 %"}}
+
+    monkeypatch.setattr(ScriptTrial, "judge_numbers", judge)
+    replay({key(EAGER): {}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): {"graphs": 1}})
+    _, said = checked(capsys)
+    assert judged == [key(FINAL)]
+    assert "its numbers beside those of eager runs: ok (loss: off by 0 %)" in said
 
 
 def test_the_time_of_a_step_includes_its_wait_for_data(
