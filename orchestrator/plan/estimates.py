@@ -21,7 +21,7 @@ _GRAPH_S = 60.0
 similar.
 """
 
-_OF_SMALL_GRAPH_S, _OF_WEIGHTS_S = 4.0, 0.8
+_GRAPH_BY_WEIGHTS_S = (4.0, 0.8)
 """Seconds of a graph of a model with hardly any weights, and of each parameter tensor, on two CPU cores: 12 and 13 s of
 11 and 12 tensors, 19 of 18 and 22 of 21.
 """
@@ -41,7 +41,7 @@ _OPTIMIZER_S = 40.0
 (docs/results/h200-captioning).
 """
 
-_OF_SMALL_OPTIMIZER_S, _OF_ITS_WEIGHTS_S = 3.0, 0.2
+_OPTIMIZER_BY_WEIGHTS_S = (3.0, 0.2)
 """The same as for a graph: 6 s of 21 tensors on two CPU cores."""
 
 _LATER_START_S = 5.0
@@ -132,23 +132,21 @@ def _not_compiled_s(record: TrialRecord) -> float:
 
 def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three."""
-    of_one = 0.0 if settings.scope is Scope.EAGER else _graph_s(facts.num_weights)
+    of_one = 0.0 if settings.scope is Scope.EAGER else _by_weights(_GRAPH_S, *_GRAPH_BY_WEIGHTS_S, facts.num_weights)
     of_one *= _AUTOTUNE_FACTOR if settings.tunes else 1.0
     if settings.scope is Scope.REGIONAL:
         of_one *= _USUAL_REGIONAL_SHARE if facts.regional_share is None else facts.regional_share
     of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
-    of_optimizer = _optimizer_s(facts.num_weights) if settings.optimizer in COMPILED_OPTIMIZERS else 0.0
+    of_optimizer = 0.0
+    if settings.optimizer in COMPILED_OPTIMIZERS:
+        of_optimizer = _by_weights(_OPTIMIZER_S, *_OPTIMIZER_BY_WEIGHTS_S, facts.num_weights)
     # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5
     # (docs/results.md).
     return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(facts.max_length, facts.min_length)) + of_optimizer
 
 
-def _graph_s(num_weights: int | None) -> float:
-    return _GRAPH_S if num_weights is None else min(_GRAPH_S, _OF_SMALL_GRAPH_S + _OF_WEIGHTS_S * num_weights)
-
-
-def _optimizer_s(num_weights: int | None) -> float:
-    return _OPTIMIZER_S if num_weights is None else min(_OPTIMIZER_S, _OF_SMALL_OPTIMIZER_S + _OF_ITS_WEIGHTS_S * num_weights)
+def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | None) -> float:
+    return most_s if num_weights is None else min(most_s, few_s + each_s * num_weights)
 
 
 def with_model(facts: WorkloadFacts, model: Mapping[str, Any]) -> WorkloadFacts:

@@ -282,6 +282,10 @@ _EAGER_LEVERS = ("memory_format", "matmul_precision", "sdpa_kernel", "float8", "
 """Fields that change how eager code computes."""
 
 
+_MIX = "triton.mix_order_reduction"
+_MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
+
+
 def _advice(
     references: References,
     gradient_check: GradientCheck | None,
@@ -291,6 +295,8 @@ def _advice(
     is_script: bool,
 ) -> str | None:
     bisect = "--bisect with this setting, which names the module"
+    options = {} if settings is None else settings.inductor_options
+    uses_inductor = settings is None or settings.backend is None
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
         others = [
             *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),
@@ -298,6 +304,7 @@ def _advice(
             *(["scope=regional"] if is_script and settings is not None and settings.compiles_whole else []),
         ]
         others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
+        others += [_MIXED] if uses_inductor and _MIX not in options else []
         return f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
     if stale := advice_on_stale_number(recompiles):
         return stale
@@ -305,8 +312,6 @@ def _advice(
         eager = CompileSettings(scope=Scope.EAGER)
         pulled = [name for name in _EAGER_LEVERS if getattr(settings, name) != getattr(eager, name)]
         return f"try it without {' or without '.join(pulled)}, to see which is at fault" if len(pulled) > 1 else None
-    options = {} if settings is None else settings.inductor_options
-    uses_inductor = settings is None or settings.backend is None
     rounds = references.rounding > FLOAT32_ROUNDING
     possible = [
         (uses_inductor and rounds, "emulate_precision_casts", "inductor.emulate_precision_casts=on, which rounds as eager does"),
@@ -320,6 +325,7 @@ def _advice(
             "pattern_matcher",
             "inductor.pattern_matcher=off, because torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and in addmm",
         ),
+        (uses_inductor, _MIX, _MIXED),
         (uses_inductor, "layout_optimization", "inductor.layout_optimization=off, if the model has convolutions"),
         (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
         (not is_script, "", bisect),

@@ -215,7 +215,9 @@ def test_updates_in_float32_that_differ_by_less_than_matters_are_right(error: fl
     [
         ("scope=regional,mode=reduce-overhead", True, ["mode=default"], ["scope=regional", "bisect", "aot_eager"]),
         ("scope=full", True, ["scope=regional"], ["mode=default", "bisect"]),
-        ("scope=regional", True, ["backend=aot_eager"], ["scope=regional", "mode=default"]),
+        ("scope=regional", True, ["backend=aot_eager", "triton.mix_order_reduction=off"], ["scope=regional", "mode=default"]),
+        ("scope=full,inductor.triton.mix_order_reduction=off", True, ["scope=regional"], ["mix_order"]),
+        ("scope=full,backend=aot_eager", True, ["scope=regional"], ["mix_order"]),
         ("scope=full,mode=reduce-overhead", False, ["bisect", "scope=regional", "mode=default"], []),
     ],
 )
