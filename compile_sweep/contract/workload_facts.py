@@ -61,6 +61,10 @@ class WorkloadFacts:
     """Whether a script steps an optimizer of torch's; None if that is not known."""
     has_loss_outside: bool | None = None
     """Whether a script calls a loss function outside of its modules; None if that is not known."""
+    can_compile: bool | None = None
+    """Whether anything that a script trains can be compiled, which differentiating its gradients again forbids; None if that is
+    not known.
+    """
     recomputes: bool | None = None
     """Whether a script recomputes activations in the backward pass; None if that is not known."""
     autocasts: bool = False

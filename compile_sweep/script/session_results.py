@@ -103,6 +103,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
         "has_optimizer": bool(session.found.optimizers),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
+        "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
         **facts_of_blocks(blocks),

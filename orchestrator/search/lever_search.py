@@ -250,6 +250,7 @@ class LeverSearch:
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,
             has_loss_outside=model.get("has_loss_outside") is not False,
+            can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
             autocasts=model.get("autocasts") is True,
         )
@@ -396,6 +397,8 @@ class LeverSearch:
 
 def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     """Tells whether a setting has a lever that a model with these facts has no use for."""
+    if setting.scope is not Scope.EAGER and facts.can_compile is False:
+        return True
     if setting.sdpa_kernel is not None and facts.has_attention is False:
         return True
     if setting.memory_format not in (None, facts.memory_format):

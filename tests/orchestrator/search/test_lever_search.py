@@ -14,7 +14,7 @@ from samples import REPOSITORY
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.objectives import Aims
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates
 from orchestrator.search.lever_prior import LeverGain, Prior, shipped_prior
 from orchestrator.search.lever_search import LeverSearch, Step
@@ -274,6 +274,16 @@ def test_levers_that_a_scripts_model_has_no_use_for_are_proposed_no_more(model: 
     found = {"memory_format"} if any(step.setting.memory_format for step in steps) else set()
     found |= {"regional"} if any(step.setting.scope == "regional" for step in steps) else set()
     assert found == proposed
+
+
+@pytest.mark.parametrize("can_compile", [True, False])
+def test_nothing_compiled_is_proposed_for_a_script_that_differentiates_its_gradients_again(can_compile: bool) -> None:
+    searching = search(elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"can_compile": can_compile}})
+    scopes = {step.setting.scope for step in run(searching, GAINS)}
+    assert (Scope.FULL in scopes, Scope.REGIONAL in scopes) == (can_compile, can_compile)
 
 
 @pytest.mark.parametrize(
