@@ -87,10 +87,11 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tupl
     Returns:
         Names of fields; None if the reason does not tell.
     """
-    if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8 or failed.compile_loss:  # their own code may be at fault
+    if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8:  # their own code may be at fault
         return None
+    traced = (*_TRACED, "compile_loss") if failed.compile_loss else _TRACED  # the loss's code may be at fault
     if label in (Label.SILENT_FALLBACK, Label.RECOMPILE_LIMIT):
-        return _TRACED
+        return traced
     if label == Label.CUDAGRAPHS_SKIPPED or (label == Label.COMPILE_ERROR and GRAPHS_MEMORY in reason):
-        return (*_TRACED, "claims_cudagraphs")
+        return (*traced, "claims_cudagraphs")
     return None

@@ -14,7 +14,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.search.lever_prior import LeverGain, Prior, parse_prior, shipped_prior
-from orchestrator.search.levers import Lever, changed, levers_of
+from orchestrator.search.levers import Lever, changed, fails_alike, levers_of
 
 
 def levers(text: str) -> dict[str, str]:
@@ -41,6 +41,14 @@ def levers(text: str) -> dict[str, str]:
 )
 def test_a_setting_pulls_the_levers_that_are_not_at_their_baseline(setting: str, pulled: dict[str, str]) -> None:
     assert levers(setting) == pulled
+
+
+@pytest.mark.parametrize("loss", ["", ",compile_loss=on"])
+def test_what_failed_with_a_compiled_loss_says_nothing_of_settings_without_it(loss: str) -> None:
+    failed = CompileSettings.parse(f"scope=full,dynamic=auto,optimizer=fused{loss}")
+    shared = fails_alike(failed, "silent-fallback", "forward runs eagerly") or ()
+    assert "optimizer" not in shared
+    assert ("scope" in shared, "compile_loss" in shared) == (True, bool(loss))
 
 
 def test_to_compile_is_one_change_whatever_it_calls_the_lengths() -> None:
