@@ -11,6 +11,7 @@ Output: a `GradientCheck` of all modules together.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -182,12 +183,10 @@ class _Call:
         else:
             leaves = list(self.parameters.values())
             # Copied as they arrive: with CUDA graphs for each block, later parts of the backward pass overwrite them.
-            hooks = [leaf.register_hook(Tensor.clone) for leaf in leaves]
-            try:
+            with ExitStack() as hooks:
+                for leaf in leaves:
+                    hooks.enter_context(leaf.register_hook(Tensor.clone))
                 self.gradients = torch.autograd.grad(tensors, leaves, outers, allow_unused=True)
-            finally:
-                for hook in hooks:
-                    hook.remove()
         return total + self._offset
 
 

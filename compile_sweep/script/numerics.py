@@ -17,14 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import repeated_blocks
-from compile_sweep.harness.numerics.references import RANDOM_REPEATS, References
-from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
+from compile_sweep.harness.numerics.references import PRODUCTS_ROUNDING, RANDOM_REPEATS, References
+from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING, FLOAT32_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
 from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
-
-_ROUNDING_OF_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
-"""TF32 has 10 fraction bits, bfloat16 has 7; products are rounded to nearest."""
 
 
 class _Blocks:
@@ -70,7 +67,7 @@ def rounding_of(target: Target) -> float:
         return FLOAT8_ROUNDING
     dtype = target.autocast or next(weights.dtype for weights in target.module.parameters() if weights.is_floating_point())
     if dtype is torch.float32:
-        return _ROUNDING_OF_PRODUCTS[matmul_precision()] if target.device.type == "cuda" else _ROUNDING_OF_PRODUCTS["highest"]
+        return PRODUCTS_ROUNDING[matmul_precision()] if target.device.type == "cuda" else FLOAT32_ROUNDING
     return torch.finfo(dtype).eps / 2
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.objectives import figure
 from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
@@ -151,11 +152,11 @@ def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | N
 
 def with_model(facts: WorkloadFacts, model: Mapping[str, Any]) -> WorkloadFacts:
     """Returns facts with those about compile time that a record's `model_facts` hold, which for a script are not known before."""
-    weights, share = model.get("num_weights"), model.get("regional_share")
+    weights, share = figure(model, "num_weights"), figure(model, "regional_share")
     return replace(
         facts,
-        num_weights=weights if isinstance(weights, int) else facts.num_weights,
-        regional_share=share if isinstance(share, float | int) else facts.regional_share,
+        num_weights=facts.num_weights if weights is None else int(weights),
+        regional_share=facts.regional_share if share is None else share,
     )
 
 

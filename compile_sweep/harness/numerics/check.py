@@ -281,7 +281,6 @@ def _zero_only_in(runs: Sequence[Trajectory], others: Sequence[Trajectory]) -> l
 _EAGER_LEVERS = ("memory_format", "matmul_precision", "sdpa_kernel", "float8", "activation_checkpointing", "optimizer")
 """Fields that change how eager code computes."""
 
-
 _MIX = "triton.mix_order_reduction"
 _MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
 
@@ -295,20 +294,20 @@ def _advice(
     is_script: bool,
 ) -> str | None:
     bisect = "--bisect with this setting, which names the module"
-    options = {} if settings is None else settings.inductor_options
-    uses_inductor = settings is None or settings.backend is None
+    settings = settings or CompileSettings()
+    options, uses_inductor = settings.inductor_options, settings.backend is None
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
         others = [
             *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),
-            *(["mode=default, which has no CUDA graphs"] if settings is not None and settings.claims_cudagraphs else []),
-            *(["scope=regional"] if is_script and settings is not None and settings.compiles_whole else []),
+            *(["mode=default, which has no CUDA graphs"] if settings.claims_cudagraphs else []),
+            *(["scope=regional"] if is_script and settings.compiles_whole else []),
         ]
         others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
         others += [_MIXED] if uses_inductor and _MIX not in options else []
         return f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
     if stale := advice_on_stale_number(recompiles):
         return stale
-    if settings is not None and settings.scope is Scope.EAGER:
+    if settings.scope is Scope.EAGER:
         eager = CompileSettings(scope=Scope.EAGER)
         pulled = [name for name in _EAGER_LEVERS if getattr(settings, name) != getattr(eager, name)]
         return f"try it without {' or without '.join(pulled)}, to see which is at fault" if len(pulled) > 1 else None

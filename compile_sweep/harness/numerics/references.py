@@ -23,7 +23,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
-from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING, FLOAT32_ROUNDING
+from compile_sweep.harness.numerics.tolerance import COARSE_FACTOR, FLOAT8_ROUNDING, FLOAT32_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Trajectory, local_shard, make_recorder
 from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
 from compile_sweep.harness.prepare import Prepared
@@ -172,18 +172,13 @@ MORE_PERTURBED = 5
 MORE_RANDOM = 8
 """The same for random runs: of 12 in all, some show what random numbers do that act in one step of a hundred."""
 
-LESS_PRECISE = 16.0
-"""Roundings of float32 that one kernel errs by more than another: gradients of a small convolutional network with batch
-normalization are off by 3e-6 in `channels_last` on a CPU and by 3e-7 without (docs/log.md).
-"""
-
 
 def kernel_rounding(rounding: float) -> float:
     """Returns the relative error by which kernels for the same operation may differ, given the rounding of its dtype.
 
     In float32 most of it is how sums are taken; in half precision, the rounding of each result is more than that.
     """
-    return rounding * LESS_PRECISE if rounding <= FLOAT32_ROUNDING else rounding
+    return rounding * COARSE_FACTOR if rounding <= FLOAT32_ROUNDING else rounding
 
 
 PERTURBED_ROUNDINGS = 2.0
@@ -336,9 +331,9 @@ def _precision_of_compute(
     if compute is not torch.float32:
         return torch.finfo(compute).eps / 2, [torch.float32]
     if (products := str(settings.matmul_precision or matmul_precision())) != "highest":
-        return _PRODUCTS_ROUNDING[products], [torch.float32]
+        return PRODUCTS_ROUNDING[products], [torch.float32]
     return torch.finfo(compute).eps / 2, [torch.float64, torch.float32]
 
 
-_PRODUCTS_ROUNDING = {"high": 2.0**-11, "medium": 2.0**-8}
+PRODUCTS_ROUNDING = {"highest": FLOAT32_ROUNDING, "high": 2.0**-11, "medium": 2.0**-8}
 """TF32 has 10 fraction bits, bfloat16 has 7; products are rounded to nearest."""
