@@ -59,6 +59,8 @@ class WorkloadFacts:
     """Whether the model computes attention; None if that is not known."""
     has_optimizer: bool | None = None
     """Whether a script steps an optimizer of torch's; None if that is not known."""
+    has_fused: bool | None = None
+    """Whether torch has a fused implementation of one of a script's optimizers; None if that is not known."""
     has_loss_outside: bool | None = None
     """Whether a script calls a loss function outside of its modules; None if that is not known."""
     can_compile: bool | None = None

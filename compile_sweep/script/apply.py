@@ -347,13 +347,18 @@ def _make_foreach(optimizer: Optimizer) -> None:
         optimizer._step_supports_amp_scaling = False
 
 
-def _make_fused(optimizer: Optimizer) -> bool:
+def has_fused(optimizer: Optimizer) -> bool:
+    """Tells whether torch has a fused implementation of the optimizer for these weights."""
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     devices = _get_fused_kernels_supported_devices()
     weights = [one for group in optimizer.param_groups for one in group["params"]]
     able = all(one.device.type in devices and torch.is_floating_point(one) for one in weights)
-    if not able or not all("fused" in group and not group.get("differentiable") for group in optimizer.param_groups):
+    return able and all("fused" in group and not group.get("differentiable") for group in optimizer.param_groups)
+
+
+def _make_fused(optimizer: Optimizer) -> bool:
+    if not has_fused(optimizer):
         return False
     for group in optimizer.param_groups:
         group["fused"], group["foreach"] = True, False

@@ -13,6 +13,7 @@ from compile_sweep.contract.inspect_model import facts_of_blocks, preferred_memo
 from compile_sweep.harness import memory, steady
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.record import Measurement
+from compile_sweep.script.apply import has_fused
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import Stream
 
@@ -102,6 +103,7 @@ def model_facts(session: Session) -> dict[str, Any]:
     return {
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
         "has_optimizer": bool(session.found.optimizers),
+        "has_fused": any(map(has_fused, session.found.optimizers)),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,

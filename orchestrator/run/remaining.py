@@ -16,9 +16,23 @@ from orchestrator.config import REDIS, CachePolicy, SweepConfig
 def counts(config: SweepConfig, record: TrialRecord) -> bool:
     """Tells whether a record counts as a try of its setting.
 
-    Records of trials that the machines ended do not count, nor do warm trials of a sweep whose trials must be cold.
+    Records of trials that the machines ended do not count, nor do warm trials of a sweep whose trials must be cold, nor a script
+    that could not be measured as it is, which a person may have mended since.
     """
-    return record.label not in LOST_TO_MACHINES and (config.caches is not CachePolicy.COLD or record.caches is Caches.COLD)
+    if record.label in LOST_TO_MACHINES or script_failure(record) is not None:
+        return False
+    return config.caches is not CachePolicy.COLD or record.caches is Caches.COLD
+
+
+_SCRIPT_ERROR = "ScriptError: "  # how the reason of a trial whose script cannot be measured begins
+
+
+def script_failure(record: TrialRecord) -> str | None:
+    """Returns why a script could not be measured as it is, which no setting changes; None if this record says nothing of that."""
+    if not record.settings.get("as_written") or record.label != Label.EXCEPTION:
+        return None
+    reason = record.reason or ""
+    return reason.removeprefix(_SCRIPT_ERROR) if reason.startswith(_SCRIPT_ERROR) else None
 
 
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:

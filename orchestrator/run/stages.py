@@ -11,7 +11,6 @@ from rich.console import Console
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record
-from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
@@ -84,8 +83,6 @@ class Stages:
         """Returns all stages, in order; a stage that the configuration disables has no settings."""
         caches, num_settings = self.config.caches, len(self.config.settings)
         ran_out = "the time budget did not suffice for them" if self.config.time_budget_s else "machines failed"
-        if self._script_cannot_run:
-            ran_out = "the script as it is could not be measured"
         why = "stopped" if interrupted else ran_out
         return [
             Stage(
@@ -136,12 +133,9 @@ class Stages:
         return remaining.left(self.config, self._done())
 
     @property
-    def _script_cannot_run(self) -> bool:
-        """Whether the unchanged script, which is tried first, could not be measured now for a reason that no setting changes."""
-        if self.config.script is None:
-            return False
-        baseline = next((one for one in self._done()[self._before :] if one.settings.get("as_written")), None)
-        return baseline is not None and baseline.label == Label.EXCEPTION and (baseline.reason or "").startswith("ScriptError")
+    def script_failure(self) -> str | None:
+        """Why the unchanged script, which is tried first, could not be measured in this run; None if it could, or has not run."""
+        return next(filter(None, map(remaining.script_failure, self._done()[self._before :])), None)
 
     def undone(self, *, interrupted: bool) -> str | None:
         """Says what another run would do first, and why this one did not; None if nothing. A search reports its own settings."""
@@ -174,7 +168,7 @@ class Stages:
             expected_s = stage.expected_s(setting)
             if search is not None:
                 search.count_repeats()
-            if self._script_cannot_run:
+            if self.script_failure is not None:
                 return False
             in_time = not self._interrupts.asked.is_set() and time.monotonic() + expected_s + reserved_s(stage, setting) < ends_at
             return in_time and (search is None or search.allows(expected_s))
@@ -183,7 +177,7 @@ class Stages:
             # Of a search's settings, which may be hundreds, only what runs is shown.
             view.expect({one.key: self._expected_s(one) for one in ([setting] if search else self.left())})
             if search is not None and stage.is_search:
-                return search.may_start(setting, reserved_s(stage, setting))
+                return self.script_failure is None and search.may_start(setting, reserved_s(stage, setting))
             return fits(stage, setting) and (search is None or search.may_take(setting, stage.expected_s(setting)))
 
         def affordable(stage: Stage) -> list[CompileSettings]:

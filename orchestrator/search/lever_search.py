@@ -249,6 +249,7 @@ class LeverSearch:
             has_blocks=model.get("has_blocks") is not False,
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,
+            has_fused=model.get("has_fused") is not False,
             has_loss_outside=model.get("has_loss_outside") is not False,
             can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
@@ -404,6 +405,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.memory_format not in (None, facts.memory_format):
         return True
     if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
+        return True
+    if setting.optimizer is OptimizerKind.FUSED and facts.has_fused is False:
         return True
     if setting.compile_loss and facts.has_loss_outside is False:
         return True

@@ -132,8 +132,36 @@ def test_a_sweep_keeps_the_environment_and_ends_with_a_script_that_cannot_be_mea
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     (trial,) = record.read(tmp_path / "sweep")
-    assert "the script ended after 0 steps with the message 'no data, once, threads: 1'" in str(trial.reason)
-    assert "2 of 3 settings did not run (the script as it is could not be measured)" in run.stdout + run.stderr
+    assert run.returncode == 2
+    why = "the script ended after 0 steps with the message 'no data, once, threads: 1'"
+    assert why in str(trial.reason)
+    assert run.stderr.splitlines()[-1].startswith(f"error: odd.py cannot be measured as it is, and so with no setting: {why}")
+
+
+@pytest.mark.slow
+def test_auto_tries_no_other_setting_of_a_script_that_fails_as_it_is_and_goes_on_once_it_is_mended(tmp_path: Path) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "sweep"
+    text = Path("plain_loop.py").read_text()
+    script.write_text(f"raise RuntimeError('no data')\n{text}")
+
+    def swept(*more: str) -> subprocess.CompletedProcess[str]:
+        words = ["--device", "cpu", "--runner", "local", "--cache-store", "none", "--output", str(output), *more]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "orchestrator.sweep", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+    run = swept("--script", str(script), "--num-trials", "3")
+    assert run.returncode == 2
+    assert (
+        "train.py cannot be measured as it is, and so with no setting: the script raised RuntimeError at train.py:1" in run.stderr
+    )
+    assert [trial.settings["as_written"] for trial in record.read(output)] == [True]
+    assert (output / "report.html").is_file()
+    script.write_text(text)
+    assert swept("--resume").returncode == 0
+    tried = [(trial.settings["as_written"], trial.status) for trial in record.read(output)]
+    assert tried[:2] == [(True, "failed"), (True, "ok")]
+    assert (None, "ok") in tried
 
 
 def test_a_secret_among_the_arguments_has_to_be_given_again(folder: Path) -> None:

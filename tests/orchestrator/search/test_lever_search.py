@@ -13,6 +13,7 @@ from samples import REPOSITORY
 
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
+from compile_sweep.schema.choices import OptimizerKind
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates
@@ -284,6 +285,15 @@ def test_nothing_compiled_is_proposed_for_a_script_that_differentiates_its_gradi
     searching.tell({**row(first.setting, GAINS), "model_facts": {"can_compile": can_compile}})
     scopes = {step.setting.scope for step in run(searching, GAINS)}
     assert (Scope.FULL in scopes, Scope.REGIONAL in scopes) == (can_compile, can_compile)
+
+
+@pytest.mark.parametrize(("known", "is_proposed"), [({}, True), ({"has_fused": True}, True), ({"has_fused": False}, False)])
+def test_a_fused_optimizer_is_proposed_unless_torch_is_known_to_have_none(known: dict[str, bool], is_proposed: bool) -> None:
+    searching = search(elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": known})
+    assert any(step.setting.optimizer is OptimizerKind.FUSED for step in run(searching, GAINS)) is is_proposed
 
 
 @pytest.mark.parametrize(
