@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import product
+from itertools import chain, combinations, product
 
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.setting_text import Scalar
@@ -89,7 +89,7 @@ def _levers(target: Target) -> list[list[Candidate]]:
 
 
 def _rare_levers(target: Target) -> list[Candidate]:
-    """Returns levers that seldom gain or take long, each crossed with all that often gain, but not with each other."""
+    """Returns levers that seldom gain or take long, each crossed with all that often gain; a few of them also with each other."""
     untuned: Candidate = {"inductor.coordinate_descent_tuning": "off"} if target.has_gpu else {}
     rare: list[Candidate] = [{"mode": "max-autotune-no-cudagraphs", **untuned}]
     if target.has_gpu:
@@ -99,7 +99,9 @@ def _rare_levers(target: Target) -> list[Candidate]:
     if target.has_gpu and target.has_attention:
         rare.append({"sdpa_kernel": "flash"})
     if target.has_gpu and target.memory_format is not None:  # each gains 1 to 6 % on a ResNet-50 and loses 14 % or more on GPT-2
-        rare += [{f"inductor.{name}": "on"} for name in ("combo_kernels", "max_autotune_pointwise", "coordinate_descent_tuning")]
+        kinds = ("combo_kernels", "max_autotune_pointwise", "coordinate_descent_tuning")
+        together = chain.from_iterable(combinations(kinds, number) for number in range(1, len(kinds) + 1))
+        rare += [{f"inductor.{kind}": "on" for kind in chosen} for chosen in together]
     if target.has_blocks and (target.regional_share or 0.0) < 1:  # if hardly any two blocks are alike, there is nothing to share
         rare.append({"scope": "nested"})
     if target.has_lengths and not target.is_script:

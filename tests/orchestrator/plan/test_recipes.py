@@ -195,6 +195,14 @@ def test_auto_tries_the_levers_that_fit_the_model_and_the_machine(has_gpu: bool)
     assert {setting.dynamic for setting in text} == {None, "static"}, "all rows are of full length"
 
 
+def test_auto_crosses_inductors_options_that_gain_with_each_other_where_there_are_convolutions() -> None:
+    images, text = (settings_of("auto", Target.of(facts_of(name), has_gpu=True)) for name in ("resnet", "gpt2"))
+    gaining = {"combo_kernels", "max_autotune_pointwise", "coordinate_descent_tuning"}
+    crossed = {frozenset(gaining & setting.inductor_options.keys()) for setting in images if setting.mode == "reduce-overhead"}
+    assert len(crossed) == 2 ** len(gaining)
+    assert not any((gaining - {"coordinate_descent_tuning"}) & setting.inductor_options.keys() for setting in text)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_auto_tries_dynamic_shapes_where_lengths_differ(target: Target) -> None:
     found = settings_of("auto", target)
