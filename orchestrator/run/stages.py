@@ -11,6 +11,7 @@ from rich.console import Console
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import CachePolicy, SweepConfig
@@ -134,7 +135,9 @@ class Stages:
 
     @property
     def script_failure(self) -> str | None:
-        """Why the unchanged script, which is tried first, could not be measured in this run; None if it could, or has not run."""
+        """Why the unchanged script, which is tried first, could not be measured in this run; None if it ever was."""
+        if any(one.settings.get("as_written") and one.status is Status.OK for one in self._done()):
+            return None
         return next(filter(None, map(remaining.script_failure, self._done()[self._before :])), None)
 
     def undone(self, *, interrupted: bool) -> str | None:

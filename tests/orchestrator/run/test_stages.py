@@ -16,7 +16,7 @@ from samples import H200
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema import record as records
-from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import SearchConfig, SweepConfig
@@ -89,6 +89,17 @@ def of_script(tmp_path: Path, *done: CompileSettings, time_budget_s: float | Non
         facts=WorkloadFacts(max_length=16),
         environment=H200,
     )
+
+
+@pytest.mark.parametrize(("was_measured", "failure"), [(False, "the script raised KeyError"), (True, None)])
+def test_a_script_fails_as_it_is_unless_it_was_ever_measured(
+    was_measured: bool, failure: str | None, tmp_path: Path
+) -> None:
+    stages = of_script(tmp_path, *[AS_WRITTEN] * was_measured)
+    assert stages.script_failure is None
+    failed = {"status": Status.FAILED, "label": Label.EXCEPTION, "reason": "ScriptError: the script raised KeyError"}
+    records.append(stages.output, recorded(AS_WRITTEN, **failed))
+    assert stages.script_failure == failure
 
 
 @pytest.mark.usefixtures("instant_runner")
