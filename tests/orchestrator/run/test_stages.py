@@ -92,9 +92,7 @@ def of_script(tmp_path: Path, *done: CompileSettings, time_budget_s: float | Non
 
 
 @pytest.mark.parametrize(("was_measured", "failure"), [(False, "the script raised KeyError"), (True, None)])
-def test_a_script_fails_as_it_is_unless_it_was_ever_measured(
-    was_measured: bool, failure: str | None, tmp_path: Path
-) -> None:
+def test_a_script_fails_as_it_is_unless_it_was_ever_measured(was_measured: bool, failure: str | None, tmp_path: Path) -> None:
     stages = of_script(tmp_path, *[AS_WRITTEN] * was_measured)
     assert stages.script_failure is None
     failed = {"status": Status.FAILED, "label": Label.EXCEPTION, "reason": "ScriptError: the script raised KeyError"}
