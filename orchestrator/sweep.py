@@ -240,8 +240,9 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     from analysis.final_summary import ending
 
     report = analysis.write_report(output)
-    if stages.script_failure is not None:
-        raise ConfigError(f"{config.workload} cannot be measured as it is, and so with no setting: {stages.script_failure}")
+    if (failure := stages.script_failure) is not None:
+        printed.show_warnings(console, stages.tracking.finish(report))
+        raise ConfigError(f"{config.workload} cannot be measured as it is, and so with no setting: {failure}")
     trials = analysis.load(output)
     ended = ending(output)
     remarks = [*analysis.unused_gains(trials), *analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
