@@ -30,6 +30,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.diagnostics.late_compiles import LateCompiles
 from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
+from compile_sweep.harness.diagnostics.unsynchronized import unsynchronized_kernels_of_this_process
 from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywhere, largest_everywhere, num_workers
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
@@ -192,6 +193,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     remarks = prepared.workload.remarks(prepared.policy)
     findings = [*remarks, *late.sentences(has_stopped=found.window.is_settled), *_changes(found.window, len(run.pool))]
     del step, late, model, optimizer, expected
+    unsynchronized = unsynchronized_kernels_of_this_process()
     torch._dynamo.reset()
     memory.free(device)
     numerics = check_numerics(
@@ -203,6 +205,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         eager_steady_losses=_floats(found.window.eager_losses),
         gradient_check=gradient_check,
         recompiles=diagnostics.recompile_reasons,
+        unsynchronized=unsynchronized,
         store=run.store,
         on_eager_runs=lambda: on_phase(Phase.EAGER_RUNS),
     )

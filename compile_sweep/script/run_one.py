@@ -26,6 +26,7 @@ from compile_sweep.harness import memory
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.usage import CacheUsage, watch_caches
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
+from compile_sweep.harness.diagnostics.unsynchronized import unsynchronized_kernels_of_this_process
 from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.toolchain import compile_whole_files, start_compile_workers, warm_cpp_headers
 from compile_sweep.schema.causes.places import is_harness, place_of
@@ -89,6 +90,7 @@ class Reporter:
                 (self._folder / BUNDLE).write_bytes(bundle[0] if bundle else b"")
                 found["cache_use"] = self.use.to_dict()
             found["losses"] = [float(loss) for loss in session.losses]
+            found["unsynchronized_kernels"] = unsynchronized_kernels_of_this_process()
             found["gradient_check"] = None if session.gradient_check is None else asdict(session.gradient_check)
         self._write("outcome", found)
 

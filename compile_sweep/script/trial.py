@@ -377,6 +377,9 @@ def _judged(
         gradient_check=_gradient_check(outcome["gradient_check"]),
         settings=settings,
         is_script=True,
+        recompiles=outcome["measurement"]["recompile_reasons"],
+        unsynchronized=outcome["unsynchronized_kernels"],
+        on_gpu=outcome["measurement"]["device"] != "cpu",
     )
     return {"numerics": judged.to_dict()}
 

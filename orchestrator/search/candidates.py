@@ -79,6 +79,12 @@ class Untried:
             self._num_left -= 1
         return self._candidates.settings[index]
 
+    def put_back(self, index: int) -> None:
+        """Makes the candidate at this index untried again."""
+        if not self._is_left[index]:
+            self._is_left[index] = True
+            self._num_left += 1
+
     def strike(self, key: str) -> None:
         """Removes the candidate with this key, if there is one."""
         if (index := self._candidates.index(key)) is not None:

@@ -31,6 +31,7 @@ from orchestrator.plan.estimates import (
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
+from orchestrator.search.remedies import Remedies
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -184,6 +185,8 @@ class LeverSearch:
     ) -> None:
         self._candidates, self._aims = candidates, aims
         self._untried = Untried(candidates)
+        self._remedies = Remedies()
+        self._struck: dict[str, list[int]] = {}  # by the key of a setting that failed: what would fail alike
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
         self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
         self._fits = fits or (lambda setting: True)
@@ -199,6 +202,13 @@ class LeverSearch:
 
     def next_step(self) -> Step | None:
         """Returns the next setting to try, and marks it as tried; None if none fits or is worth trying."""
+        if (retry := self._remedies.due) is not None:
+            self._remedies.begin(retry)
+            if self._fits(retry.amended):
+                place = self.place_of(retry.tried.key)
+                assert place is not None
+                reason = f"{retry.remedy}, which the advice on the same without it names"
+                return Step(retry.amended, reason, float(self._seconds()[place]))
         fitting = self._fitting()
         if not len(fitting):
             return None
@@ -217,13 +227,21 @@ class LeverSearch:
         self._untried.strike(key)
         if model := record.get("model_facts"):
             self._learn(model)
-        place = self._candidates.index(key)
+        place = self.place_of(key)
         if place is None:
             return
-        self._strike_alike(self._candidates.settings[place], record)
+        setting = self._candidates.settings[place]
+        self._untried.strike(setting.key)
+        if key == setting.key:
+            self._strike_alike(setting, record)
         told = {**record, **(record.get("bounds") or {})}  # bounds are figures of an attempt that was stopped after it was timed
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)
+        if key != setting.key and is_usable:  # a remedy has helped
+            for one in self._struck.pop(setting.key, ()):
+                self._untried.put_back(one)
+        if key != setting.key or not is_usable or self._is_best(loss):
+            self._remedies.tell(setting, record, is_usable=is_usable)
         self._tried[place] = is_usable or record["status"] == Status.STOPPED
         if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:
             self._speeds[place] = speed
@@ -233,12 +251,16 @@ class LeverSearch:
     def _strike_alike(self, tried: CompileSettings, record: Record) -> None:
         """No longer proposes what would fail like a setting that failed."""
         if fields := fails_alike(tried, record.get("label"), record.get("reason") or ""):
-            self._strike(lambda setting: all(getattr(setting, name) == getattr(tried, name) for name in fields))
+            self._struck[tried.key] = self._strike(
+                lambda setting: all(getattr(setting, name) == getattr(tried, name) for name in fields)
+            )
 
-    def _strike(self, is_useless: Callable[[CompileSettings], bool]) -> None:
-        for setting in self._candidates.settings:
-            if is_useless(setting):
-                self._untried.strike(setting.key)
+    def _strike(self, is_useless: Callable[[CompileSettings], bool]) -> list[int]:
+        """No longer proposes some settings; returns the indices of those that it might have proposed."""
+        struck = [int(place) for place in self._untried.indices() if is_useless(self._candidates.settings[place])]
+        for place in struck:
+            self._untried.take(place)
+        return struck
 
     def _learn(self, model: Mapping[str, Any]) -> None:
         """Takes facts about a script, and no longer proposes settings with a lever that it has no use for."""
@@ -267,12 +289,17 @@ class LeverSearch:
         steps: list[Step] = []
         while (step := self.next_step()) is not None and (seconds := seconds - step.seconds) >= 0 and len(steps) < _MOST_PLANNED:
             steps.append(step)
-            place = self._candidates.index(step.setting.key)
+            place = self.place_of(step.setting.key)
             assert place is not None
             expected = self._predicted(np.array([place], dtype=np.intp))[0] if self._speeds else [0.0]
             self._speeds[place] = float(expected[0])
             self._tried[place] = True
         return steps
+
+    def place_of(self, key: str) -> int | None:
+        """Returns the index of the candidate that a setting with this key stands for, with or without a remedy; else None."""
+        place = self._candidates.index(key)
+        return self._candidates.index(self._remedies.key_of_tried(key)) if place is None else place
 
     def best(self) -> int | None:
         """Returns the index of the best setting so far; None if there is none."""
@@ -365,6 +392,11 @@ class LeverSearch:
         rest = rest_s((took.compile_s, took.wall_s) for took in self._took.values())
         return np.asarray(rest + pace * self._guessed_s + recording)
 
+    def _is_best(self, loss: float | None) -> bool:
+        """Tells whether a setting with this loss is at least as good as all others so far."""
+        speed = None if loss is None else self._log_speed(loss)
+        return speed is not None and speed >= max(self._speeds.values(), default=speed)
+
     def _log_speed(self, loss: float) -> float | None:
         """Returns a logarithm that is larger for better settings; None if there is none."""
         value = abs(loss)
@@ -372,7 +404,7 @@ class LeverSearch:
 
     def _taken(self, place: int, reason: str) -> Step:
         seconds = float(self._seconds()[place])
-        return Step(self._untried.take(place), reason, seconds)
+        return Step(self._remedies.amended(self._untried.take(place)), reason, seconds)
 
     def _reason(self, place: int) -> str:
         best = self.best()

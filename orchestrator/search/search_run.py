@@ -200,8 +200,9 @@ class Search:
         return None
 
     def _untried(self) -> npt.NDArray[np.intp]:
-        told = {str(row["settings_key"]) for row in self._told}
-        return np.array([place for place, key in enumerate(self._candidates.keys) if key not in told], dtype=np.intp)
+        place_of = self.proposer.place_of if isinstance(self.proposer, LeverSearch) else self._candidates.index
+        told = {place_of(str(row["settings_key"])) for row in self._told}
+        return np.array([place for place in range(len(self._candidates)) if place not in told], dtype=np.intp)
 
     def _is_short_of_budget(self) -> bool:
         """Tells whether proposals did not fit in the budget, or none was requested because none would."""

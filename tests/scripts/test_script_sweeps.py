@@ -164,6 +164,48 @@ def test_auto_tries_no_other_setting_of_a_script_that_fails_as_it_is_and_goes_on
     assert (None, "ok") in tried
 
 
+COUNTER = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.calls = nn.Linear(16, 32), nn.Linear(32, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.two(self.one(x).relu()) * (1 + 1 / (1 + self.calls))
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(100000):
+    optimizer.zero_grad()
+    net(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_auto_tries_what_the_advice_on_a_trial_names_and_goes_on_with_it(tmp_path: Path) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "sweep"
+    script.write_text(COUNTER)
+    words = ["--device", "cpu", "--runner", "local", "--cache-store", "none", "--output", str(output), "--script", str(script)]
+    run = subprocess.run(
+        [sys.executable, "-m", "orchestrator.sweep", *words, "--num-trials", "4"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    remedy = "dynamo.allow_unspec_int_on_nn_module=on"
+    full = [trial for trial in record.read(output) if trial.settings["scope"] == "full"]
+    assert (full[0].label, remedy in full[0].settings_key) == ("recompile-limit", False)
+    assert remedy in (full[0].reason or "")
+    assert full[1].settings_key == f"{full[0].settings_key},{remedy}"
+    assert full[1].label != "recompile-limit"
+    assert all(remedy in trial.settings_key for trial in full[1:])
+
+
 def test_a_secret_among_the_arguments_has_to_be_given_again(folder: Path) -> None:
     job = job_of(str(folder / "char_lm.py"), ["--lr", "1", "--password", "planted1"])
     assert job is not None

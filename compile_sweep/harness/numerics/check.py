@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,6 +104,8 @@ class Numerics:
     """What is out of tolerance without making the setting unusable, and its usual cause."""
     advice: str | None = None
     """What to try if the status is diverges."""
+    remedy: str | None = None
+    """Settings to add that the advice names and that are worth a trial, as a key spells them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -120,6 +122,7 @@ def check_numerics(
     eager_steady_losses: Sequence[float] = (),
     gradient_check: GradientCheck | None = None,
     recompiles: Sequence[str] = (),
+    unsynchronized: Sequence[str] = (),
     store: ReferenceStore | None = None,
     on_eager_runs: Callable[[], None] = lambda: None,
 ) -> Numerics:
@@ -137,6 +140,8 @@ def check_numerics(
         gradient_check=gradient_check,
         settings=settings,
         recompiles=recompiles,
+        unsynchronized=unsynchronized,
+        on_gpu=prepared.device.type == "cuda",
     )
     found = judged(references=references)
     within = math.inf if found.random else _FAR
@@ -184,6 +189,8 @@ def judge(
     settings: CompileSettings | None = None,
     is_script: bool = False,
     recompiles: Sequence[str] = (),
+    unsynchronized: Sequence[str] = (),
+    on_gpu: bool = False,
 ) -> Numerics:
     """Judges a compiled run by existing eager runs of the same length; takes the same arguments as `check_numerics`.
 
@@ -191,8 +198,11 @@ def judge(
         settings: The settings of the compiled run; what they have already is not advised.
         is_script: Whether the run is a script's, which has no `--bisect`.
         recompiles: Recompiles of the compiled run, which may explain why it diverges.
+        unsynchronized: Kernels of the compiled run that read back what they store without a barrier, which may explain it, too.
+        on_gpu: Whether it ran on a GPU.
     """
-    advice = partial(_advice, references, gradient_check, settings, recompiles, is_script=is_script)
+    about_code = (settings, recompiles, unsynchronized)
+    advise = partial(_advice, references, gradient_check, *about_code, is_script=is_script, on_gpu=on_gpu)
     lost: list[str] = []
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
@@ -231,6 +241,8 @@ def judge(
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
             others = f" and of {len(zero) - _MAX_NAMED} more" if len(zero) > _MAX_NAMED else ""
             worst = f"gradients of {', '.join(zero[:_MAX_NAMED])}{others} {ZERO_IN_EAGER if lost else ZERO_GRADIENTS}"
+    diverges = status is NumericsStatus.DIVERGES
+    advice = (_Advice(REENTRANT_CHECKPOINT) if lost else advise()) if diverges else _Advice(None)
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -249,7 +261,8 @@ def judge(
         gradient_check=gradient_check,
         worst=worst,
         remark=remark,
-        advice=(REENTRANT_CHECKPOINT if lost else advice()) if status is NumericsStatus.DIVERGES else None,
+        advice=advice.text,
+        remedy=advice.remedy,
     )
 
 
@@ -285,17 +298,36 @@ _MIX = "triton.mix_order_reduction"
 _MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
 
 
+_ORDERING = "loop_ordering_after_fusion"
+
+
+class _Advice(NamedTuple):
+    """What to try, and what of it is worth a trial, as in `Numerics`."""
+
+    text: str | None
+    remedy: str | None = None
+
+
 def _advice(
     references: References,
     gradient_check: GradientCheck | None,
     settings: CompileSettings | None,
     recompiles: Sequence[str],
+    unsynchronized: Sequence[str],
     *,
     is_script: bool,
-) -> str | None:
+    on_gpu: bool,
+) -> _Advice:
     bisect = "--bisect with this setting, which names the module"
     settings = settings or CompileSettings()
     options, uses_inductor = settings.inductor_options, settings.backend is None
+    if uses_inductor and unsynchronized and _ORDERING not in options:
+        remedy = f"inductor.{_ORDERING}=off"
+        return _Advice(
+            f"try {remedy}: Inductor's kernel {unsynchronized[0]} reads back what it has just stored, without a barrier, and may "
+            "read what the step before left there (pytorch 190517)",
+            remedy,
+        )
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
         others = [
             *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),
@@ -303,14 +335,17 @@ def _advice(
             *(["scope=regional"] if is_script and settings.compiles_whole else []),
         ]
         others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
-        others += [_MIXED] if uses_inductor and _MIX not in options else []
-        return f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
+        mixes = uses_inductor and _MIX not in options
+        others += [_MIXED] if mixes else []
+        text = f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
+        return _Advice(text, f"inductor.{_MIX}=off" if mixes and on_gpu else None)
     if stale := advice_on_stale_number(recompiles):
-        return stale
+        return _Advice(stale)
     if settings.scope is Scope.EAGER:
         eager = CompileSettings(scope=Scope.EAGER)
         pulled = [name for name in _EAGER_LEVERS if getattr(settings, name) != getattr(eager, name)]
-        return f"try it without {' or without '.join(pulled)}, to see which is at fault" if len(pulled) > 1 else None
+        together = len(pulled) > 1
+        return _Advice(f"try it without {' or without '.join(pulled)}, to see which is at fault" if together else None)
     rounds = references.rounding > FLOAT32_ROUNDING
     possible = [
         (uses_inductor and rounds, "emulate_precision_casts", "inductor.emulate_precision_casts=on, which rounds as eager does"),
@@ -329,8 +364,11 @@ def _advice(
         (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
         (not is_script, "", bisect),
     ]
-    tries = [text for applies, option, text in possible if applies and option not in options]
-    return f"try {'; '.join(tries)}" if tries else None
+    tries = {option or text: text for applies, option, text in possible if applies and option not in options}
+    # Together they cost one trial. fallback_random mends nothing, and layout_optimization=off makes convolutions slow.
+    mending = {"emulate_precision_casts": "on", "pattern_matcher": "off", **({_MIX: "off"} if on_gpu else {})}
+    remedy = ",".join(f"inductor.{option}={value}" for option, value in mending.items() if option in tries)
+    return _Advice(f"try {'; '.join(tries.values())}" if tries else None, remedy or None)
 
 
 _REPEATS_ROUNDINGS = 1 / 8

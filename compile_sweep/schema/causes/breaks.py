@@ -24,6 +24,7 @@ class Cause:
     needs_all: bool = False  # whether all of a break's patterns must match, not just one
     guard: str = ""  # pattern of a failed guard, matched from its beginning
     error: str = ""  # pattern of an error's text
+    remedy: str = ""  # settings to add that the advice names and that are worth a trial, as a key spells them
 
 
 _OWN_GENERATOR = (
@@ -129,6 +130,7 @@ BREAKS = (
         "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a "
         "position with x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows; or try "
         "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
+        remedy="dynamo.capture_scalar_outputs=on",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
         r"|failed with aten\._local_scalar_dense",
@@ -168,6 +170,7 @@ BREAKS = (
         "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100)",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
         explanation=r"failed with aten\.nonzero",
+        remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
         "number that is not known",
@@ -255,6 +258,7 @@ BREAKS = (
         "gradient taken in the forward",
         "set dynamo.trace_autograd_ops=on (torch._dynamo.config.trace_autograd_ops = True), or leave the code that takes the "
         "gradient eager and compile the modules it calls; a second derivative through compiled code is not possible",
+        remedy="dynamo.trace_autograd_ops=on",
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
     ),
     Cause(

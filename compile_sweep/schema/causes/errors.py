@@ -39,6 +39,7 @@ ERRORS = (
         "torch.func.grad(lambda x: model(x).sum())(x); if no second derivative is meant, use backward(retain_graph=True) "
         "without create_graph, with functorch.donated_buffer=off",
         error=r"does not currently support double backward|donated buffers",
+        remedy="functorch.donated_buffer=off",
     ),
     Cause(
         "marked length that the code fixes",
@@ -72,6 +73,7 @@ ERRORS = (
         "Inductor rewrites x[torch.randperm(n)] and fails: draw the permutation before the forward, write "
         "torch.rand(n, device=x.device).argsort() for it, or set inductor.pattern_matcher=off",
         error=r"Not all inputs to pattern found[\s\S]*slice_shape",
+        remedy="inductor.pattern_matcher=off",
     ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
     Cause(

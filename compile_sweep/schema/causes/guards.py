@@ -83,6 +83,7 @@ GUARDS = (
         "output of unknown size",
         f"the number of rows at this line depends on the data: {ANY_ROWS}",
         guard=r"tensor '___stack\d+.*size mismatch",
+        remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
         "train and eval mode",
@@ -194,6 +195,7 @@ GUARDS = (
         f"for each branch or module that it selects, and write {TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a "
         f"constant; or {_IN_A_BUFFER}",
         guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.])",
+        remedy="dynamo.allow_unspec_int_on_nn_module=on",
     ),
     Cause(
         "Python number that changes",

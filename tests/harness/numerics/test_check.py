@@ -182,6 +182,29 @@ def test_gradients_that_only_eager_loses_are_told_with_their_usual_cause() -> No
     assert "pass use_reentrant=False" in (verdict.advice or "")
 
 
+@pytest.mark.parametrize(
+    ("settings", "on_gpu", "kernels", "remedy"),
+    [
+        ("scope=full", False, [], "inductor.pattern_matcher=off"),
+        ("scope=full", True, [], "inductor.pattern_matcher=off,inductor.triton.mix_order_reduction=off"),
+        ("scope=full,inductor.pattern_matcher=off", False, [], None),
+        ("scope=full,backend=aot_eager", True, [], None),
+        ("scope=eager,float8=rowwise", True, [], None),
+        ("scope=full", True, ["triton_red_17"], "inductor.loop_ordering_after_fusion=off"),
+        ("scope=full,backend=aot_eager", True, ["triton_red_17"], None),
+    ],
+)
+def test_a_diverging_run_has_a_remedy_that_is_worth_a_trial(settings: str, on_gpu: bool, kernels: list[str], remedy: str) -> None:
+    wrong = replace(RIGHT, losses=scaled(RIGHT.losses, 1.1))
+    found = judge(wrong, EAGER, [], settings=CompileSettings.parse(settings), on_gpu=on_gpu, unsynchronized=kernels)
+    assert (found.status, found.remedy) == (NumericsStatus.DIVERGES, remedy)
+    assert all(one in (found.advice or "") for one in (remedy or "").split(","))
+    if remedy and kernels:
+        assert "triton_red_17 reads back what it has just stored" in (found.advice or "")
+    healthy = judge(RIGHT, EAGER, [], settings=CompileSettings.parse(settings), on_gpu=on_gpu, unsynchronized=kernels)
+    assert (healthy.status, healthy.advice, healthy.remedy) == (NumericsStatus.OK, None, None)
+
+
 def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None:
     right = run(99, 2e-3)
     wrong = replace(right, losses=scaled(right.losses, 1.1))

@@ -1,0 +1,74 @@
+"""Settings that the advice on a trial names: a search tries them on the same setting, and keeps them if that helps."""
+
+from typing import NamedTuple
+
+from compile_sweep.schema.causes.remedies import remedy_of
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.objectives import Record
+from compile_sweep.schema.outcome import Label
+from compile_sweep.schema.settings import CompileSettings, Scope
+
+
+class Retry(NamedTuple):
+    """A setting that was tried, and the same with a remedy."""
+
+    tried: CompileSettings
+    amended: CompileSettings
+    remedy: str
+    label: str | None = None  # of the trial without it
+
+
+class Remedies:
+    """Settings to try again with what the advice on their trials names, each remedy once, and the remedies that helped.
+
+    Once a remedy has helped, all later settings of the same scope get it, because they would fail for the same reason.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[Retry] = []
+        self._retries: dict[str, Retry] = {}  # by the key of the amended setting
+        self._tried: set[str] = set()
+        self._helped: dict[Scope, str] = {}
+
+    @property
+    def due(self) -> Retry | None:
+        """The next retry; None if there is none."""
+        return self._due[0] if self._due else None
+
+    def begin(self, retry: Retry) -> None:
+        """Takes note that a retry is under way, or was dropped."""
+        self._due = [one for one in self._due if one.amended.key != retry.amended.key]
+
+    def key_of_tried(self, key: str) -> str:
+        """Returns the key of the setting that one with this key stands for: itself, unless a remedy was added."""
+        return self._retries[key].tried.key if key in self._retries else key
+
+    def amended(self, setting: CompileSettings) -> CompileSettings:
+        """Returns a setting with the remedy that helped others of its scope."""
+        remedy = self._helped.get(setting.scope)
+        retry = self._retry(setting, remedy) if remedy else None
+        return setting if retry is None else retry.amended
+
+    def tell(self, setting: CompileSettings, record: Record, *, is_usable: bool) -> None:
+        """Learns from the record of a setting, of which a remedy is tried next if its advice names one that was not tried."""
+        if (retry := self._retries.get(str(record["settings_key"]))) is not None:
+            self.begin(retry)
+            fails_later = retry.label == record.get("label") == Label.COMPILE_ERROR and remedy_of(record) != retry.remedy
+            if is_usable or fails_later:
+                self._helped[retry.tried.scope] = retry.remedy
+            return
+        remedy = remedy_of(record)
+        if remedy is None or remedy in self._tried or setting.scope is Scope.EAGER:
+            return
+        self._tried.add(remedy)
+        if (retry := self._retry(setting, remedy, record.get("label"))) is not None:
+            self._due.append(retry)
+
+    def _retry(self, setting: CompileSettings, remedy: str, label: str | None = None) -> Retry | None:
+        """Returns a setting with a remedy; None if it has another value for one of the remedy's settings."""
+        try:
+            retry = Retry(setting, CompileSettings.parse(f"{setting.key},{remedy}"), remedy, label)
+        except SettingsError:
+            return None
+        self._retries[retry.amended.key] = retry
+        return retry

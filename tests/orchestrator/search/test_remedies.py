@@ -1,0 +1,139 @@
+"""What the advice on a trial names is tried on the same setting, and kept for others if it helps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.schema.causes.remedies import remedy_of
+from compile_sweep.schema.objectives import Aims
+from compile_sweep.schema.settings import CompileSettings
+from orchestrator.search.candidates import Candidates
+from orchestrator.search.lever_prior import Prior
+from orchestrator.search.lever_search import LeverSearch, Step
+from orchestrator.search.levers import levers_of
+
+REMEDY = "inductor.pattern_matcher=off"
+SETTINGS = [
+    CompileSettings.parse(f"scope={scope},optimizer={optimizer}{layout}")
+    for scope in ("eager", "full", "regional")
+    for optimizer in ("foreach", "fused")
+    for layout in ("", ",memory_format=channels_last")
+]
+GAINS = {"scope=full": 0.5, "scope=regional": 0.2, "optimizer=fused": 0.05, "memory_format=channels_last": 0.1}
+NUMERICS = {"status": "diverges", "remedy": REMEDY}
+PERMUTATION = (
+    "RuntimeError: Not all inputs to pattern found in match.kwargs. argname=slice_shape, missing_argnames=['slice_shape']"
+)
+
+
+def new_search(**options: Any) -> LeverSearch:
+    aims = Aims.parse(["samples_per_s:max"])
+    return LeverSearch(Candidates(SETTINGS), aims, WorkloadFacts(max_length=1), prior=Prior(), **options)
+
+
+def row(setting: CompileSettings, failure: dict[str, Any], *, mends: bool, scopes: tuple[str, ...] = ("full",)) -> dict[str, Any]:
+    """Returns the record of a setting: of these scopes all fail, unless they have a remedy that mends it."""
+    has_remedy = "pattern_matcher" in setting.key
+    common = {"settings_key": setting.key, "wall_s": 20.0}
+    if setting.scope in scopes and not (mends and has_remedy):
+        return {**common, "status": "infeasible", **failure}
+    gain = sum(GAINS.get(f"{name}={value}", 0.0) for name, value in levers_of(setting).items())
+    return {**common, "status": "ok", "label": None, "samples_per_s": 100 * math.exp(gain), "compile_s": 5.0}
+
+
+def steps_of(search: LeverSearch, failure: dict[str, Any], **options: Any) -> list[Step]:
+    steps = []
+    while (step := search.next_step()) is not None:
+        steps.append(step)
+        search.tell(row(step.setting, failure, **options))
+    return steps
+
+
+DIVERGES = {"label": "diverges", "reason": "does not follow eager", "numerics": NUMERICS}
+
+
+def test_a_remedy_is_tried_next_and_all_later_settings_of_the_scope_get_it() -> None:
+    steps = steps_of(new_search(), DIVERGES, mends=True)
+    of_full = [place for place, step in enumerate(steps) if step.setting.scope == "full"]
+    first, second = of_full[:2]
+    assert second == first + 1
+    assert steps[second].setting.key == f"{steps[first].setting.key},{REMEDY}"
+    assert steps[second].reason == f"{REMEDY}, which the advice on the same without it names"
+    assert all("pattern_matcher" in steps[place].setting.key for place in of_full[1:])
+    assert not any("pattern_matcher" in step.setting.key for step in steps if step.setting.scope != "full")
+    assert len({step.setting.key for step in steps}) == len(steps)
+
+
+def test_a_remedy_that_does_not_help_is_tried_once() -> None:
+    steps = steps_of(new_search(), DIVERGES, mends=False)
+    assert sum("pattern_matcher" in step.setting.key for step in steps) == 1
+
+
+def test_what_would_fail_alike_is_tried_once_a_remedy_helps_and_not_before() -> None:
+    fallback = {
+        "label": "silent-fallback",
+        "reason": "torch did not compile all that it should",
+        "graph_break_reasons": ["net.py:3 in f: Unsupported Tensor.item() call with capture_scalar_outputs=False"],
+    }
+    remedy = remedy_of(fallback)
+    assert remedy == "dynamo.capture_scalar_outputs=on"
+
+    def tried(*, mends: bool) -> list[str]:
+        search, keys = new_search(), []
+        while (step := search.next_step()) is not None:
+            keys.append(step.setting.key)
+            told = row(step.setting, fallback, mends=False, scopes=() if mends and remedy in step.setting.key else ("full",))
+            search.tell(told)
+        return [key for key in keys if "scope=full" in key]
+
+    assert len(tried(mends=False)) == 2  # the first, and the same with the remedy
+    assert len(tried(mends=True)) > 2  # others are tried, all with the remedy
+    assert all(remedy in key for key in tried(mends=True)[1:])
+
+
+def test_a_resumed_search_goes_on_with_the_remedy() -> None:
+    search = new_search()
+    records = []
+    for _ in range(4):
+        step = search.next_step()
+        assert step is not None
+        records.append(row(step.setting, DIVERGES, mends=True))
+        search.tell(records[-1])
+    again = new_search()
+    for record in records:
+        again.tell(record)
+    (ahead, resumed) = search.next_step(), again.next_step()
+    assert ahead is not None
+    assert ahead == resumed
+
+
+def test_a_remedy_that_does_not_fit_in_the_budget_is_dropped() -> None:
+    steps = steps_of(new_search(fits=lambda setting: "pattern_matcher" not in setting.key), DIVERGES, mends=True)
+    assert not any("pattern_matcher" in step.setting.key for step in steps)
+    assert any(step.setting.scope == "regional" for step in steps)
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_a_compiler_error_is_mended_if_the_next_one_is_another(is_mended: bool) -> None:
+    first = {"label": "compile-error", "reason": f"{PERMUTATION} (in phase warming-up); set {REMEDY}"}
+    after = {**first, "reason": "RuntimeError: something else (in phase warming-up)"} if is_mended else first
+    search, steps = new_search(), []
+    while (step := search.next_step()) is not None:
+        steps.append(step)
+        search.tell(row(step.setting, after if "pattern_matcher" in step.setting.key else first, mends=False))
+    of_full = [step.setting.key for step in steps if step.setting.scope == "full"]
+    assert [REMEDY in key for key in of_full[1:]] == [True] + [is_mended] * (len(of_full) - 2)
+
+
+def test_what_a_trial_advises_is_read_from_what_was_found() -> None:
+    counter = "Net.forward (net.py:6) hit recompile_limit 8: self.calls == 10 # self.calls += 1 # net.py:7 in forward"
+    assert remedy_of({"recompile_limit_hits": [counter]}) == "dynamo.allow_unspec_int_on_nn_module=on"
+    assert remedy_of({"label": "compile-error", "reason": PERMUTATION}) == REMEDY
+    rows = "net.py:3 in f: Dynamic shape operator"
+    assert remedy_of({"graph_break_reasons": ["net.py:2 in f: print", rows]}) == "dynamo.capture_dynamic_output_shape_ops=on"
+    assert remedy_of({"label": "diverges", "numerics": NUMERICS}) == REMEDY
+    assert remedy_of({"label": "out-of-memory", "reason": "the device ran out of memory"}) is None
