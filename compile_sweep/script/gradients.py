@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from compile_sweep.harness.numerics.gradient_check import (
     skipped,
 )
 from compile_sweep.harness.numerics.python_state import PythonState
-from compile_sweep.harness.numerics.step_check import run_eagerly
+from compile_sweep.harness.numerics.step_check import run_eagerly, run_precisely
 from compile_sweep.script.discover import Target
 
 INPUT = "input "  # prefix, followed by a number, of the names of inputs that require gradients
@@ -124,7 +125,8 @@ def _check(target: Target, recorded: RecordedCall, run: Callable[..., Any], roun
         gradients=lambda: call.gradients,
         device=device,
     )
-    return check_gradients(subject, rounding=rounding, draws=target.draws, eagerly=run_eagerly)
+    precisely = None if recorded.autocast is None else run_precisely
+    return check_gradients(subject, rounding=rounding, draws=target.draws, eagerly=run_eagerly, precisely=precisely)
 
 
 class _Call:
@@ -166,7 +168,8 @@ class _Call:
         if kind == "cuda":  # where a script's steps are marked, CUDA graphs would be recorded anew at each call within one
             torch.compiler.cudagraph_mark_step_begin()
         with torch.enable_grad(), torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None):
-            args, kwargs = pytree.tree_map_only(Tensor, lambda one: one.clone() if one.requires_grad else one, self._arguments)
+            full = self._autocast is not None and not torch.is_autocast_enabled(kind)  # compared in full precision
+            args, kwargs = pytree.tree_map_only(Tensor, partial(_passed, in_full=full), self._arguments)
             outputs = list(_tensors(self._run(*args, **kwargs)))
         reached = [(outputs[index], outer) for index, outer in self._outer.items()]
         products = [_real(output.detach()).double() * _real(outer).double() for output, outer in reached]
@@ -176,7 +179,7 @@ class _Call:
             least = float(sum(product.abs().sum() for product in products))
             self._offset = math.copysign(max(0.0, least - abs(total)), total)
         del products
-        tensors, outers = [output for output, _ in reached], [outer for _, outer in reached]
+        tensors, outers = [output for output, _ in reached], [outer.to(output.dtype) for output, outer in reached]
         if self._averages:  # through DistributedDataParallel
             torch.autograd.backward(tensors, outers)
             self.gradients = [weights.grad for weights in self.parameters.values()]
@@ -242,6 +245,12 @@ def _on_the_cpu(arguments: Any) -> Any:
         return copies[id(tensor)]
 
     return pytree.tree_map_only(Tensor, kept, arguments)
+
+
+def _passed(tensor: Tensor, *, in_full: bool) -> Tensor:
+    """Returns an argument as it is passed on: a copy of one that requires gradients, and in full precision if asked."""
+    passed = tensor.float() if in_full and tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
+    return passed.clone() if tensor.requires_grad and passed is tensor else passed
 
 
 def _real(tensor: Tensor) -> Tensor:
