@@ -83,6 +83,64 @@ def test_right_gradients_are_right(dropout: float, autocast: bool, run: Run, fol
         assert (found.outcome, found.reason, found.share_checked) == (Outcome.OK, None, 1.0)
 
 
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+class Spoiled(nn.Conv2d):
+    def forward(self, x):
+        weight = self.weight
+        if torch.compiler.is_compiling():  # the same value, another gradient
+            weight = FACTOR * weight - ((FACTOR - 1) * weight).detach()
+        return nn.functional.conv2d(x, weight, None, self.stride, self.padding)
+
+class Block(nn.Module):
+    def __init__(self, width, conv):
+        super().__init__()
+        self.one, self.two = conv(width, width, 3, padding=1, bias=False), nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return (x + self.norm2(self.two(self.norm1(self.one(x)).relu()))).relu()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.Linear(32, 10)
+        self.blocks = nn.Sequential(*(Block(32, Spoiled if at == 1 else nn.Conv2d) for at in range(3)))
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x).relu()).mean((2, 3)))
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+images, labels = torch.randn(32, 3, 16, 16), torch.randint(10, (32,))
+while True:
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_a_convolutions_gradient_in_half_precision_is_seen_beside_eagers(factor: float, run: Run, folder: Path) -> None:
+    """Finite differences see nothing of a network like this in bfloat16, not even a layer that is half wrong."""
+    (folder / "convolutions.py").write_text(CONVOLUTIONS.replace("FACTOR", str(factor)))
+    session, error = run("convolutions.py", AOT)
+    assert error is session.error is None
+    found = session.gradient_check
+    assert found is not None
+    assert found.beside_eager
+    assert [*found.layers] == ["blocks.1.one"] * (factor > 1)
+    if factor > 1:
+        assert (found.outcome, round(found.error or 0.0, 2)) == (Outcome.WRONG, 0.2)
+    else:
+        assert found.outcome is Outcome.OK
+
+
 @pytest.mark.slow
 def test_where_nothing_is_compiled_nothing_is_checked(run: Run, folder: Path) -> None:
     session, error = run(spoiled(folder, 1.5), "scope=eager,optimizer=fused")

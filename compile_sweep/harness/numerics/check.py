@@ -298,6 +298,9 @@ _MIX = "triton.mix_order_reduction"
 _MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
 
 
+_LAYOUT = "layout_optimization"
+_LAID_OUT = f"inductor.{_LAYOUT}=off, if the model has convolutions"
+
 _ORDERING = "loop_ordering_after_fusion"
 
 
@@ -335,10 +338,10 @@ def _advice(
             *(["scope=regional"] if is_script and settings.compiles_whole else []),
         ]
         others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
-        mixes = uses_inductor and _MIX not in options
-        others += [_MIXED] if mixes else []
-        text = f"try {'; '.join(others)}; an activation_memory_budget below 1 does this under dropout"
-        return _Advice(text, f"inductor.{_MIX}=off" if mixes and on_gpu else None)
+        named = {_LAYOUT: _LAID_OUT, _MIX: _MIXED}
+        named = {option: text for option, text in named.items() if uses_inductor and option not in options}
+        text = f"try {'; '.join([*others, *named.values()])}; an activation_memory_budget below 1 does this under dropout"
+        return _Advice(text, ",".join(f"inductor.{option}=off" for option in named if on_gpu or option != _MIX) or None)
     if stale := advice_on_stale_number(recompiles):
         return _Advice(stale)
     if settings.scope is Scope.EAGER:
@@ -360,7 +363,7 @@ def _advice(
             "inductor.pattern_matcher=off, because torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and in addmm",
         ),
         (uses_inductor, _MIX, _MIXED),
-        (uses_inductor, "layout_optimization", "inductor.layout_optimization=off, if the model has convolutions"),
+        (uses_inductor, _LAYOUT, _LAID_OUT),
         (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
         (not is_script, "", bisect),
     ]

@@ -94,8 +94,8 @@ LEAST_COMPARED = 0.5
 normalizations of a ResNet have too few elements."""
 
 FINE = 0.15
-"""Largest error that may go unseen in a comparison with eager that spares the finite differences: about what these see of one layer
-in bfloat16, 10 % of GPT-2 small and 20 % of captioning (docs/results.md).
+"""Largest error that may go unseen in a comparison with eager that spares the finite differences: about what these see of one
+layer in bfloat16, 10 % of GPT-2 small and 20 % of captioning (docs/results.md).
 """
 
 _SEED = 0x5EED

@@ -205,6 +205,22 @@ def test_a_diverging_run_has_a_remedy_that_is_worth_a_trial(settings: str, on_gp
     assert (healthy.status, healthy.advice, healthy.remedy) == (NumericsStatus.OK, None, None)
 
 
+@pytest.mark.parametrize(
+    ("settings", "on_gpu", "remedy"),
+    [
+        ("scope=full", False, "inductor.layout_optimization=off"),
+        ("scope=full", True, "inductor.layout_optimization=off,inductor.triton.mix_order_reduction=off"),
+        ("scope=full,inductor.layout_optimization=off", False, None),
+        ("scope=full,backend=aot_eager", True, None),
+    ],
+)
+def test_wrong_gradients_have_a_remedy_that_is_worth_a_trial(settings: str, on_gpu: bool, remedy: str | None) -> None:
+    check = GradientCheck(outcome=Outcome.WRONG, error=0.5, allowed=0.03, layers={"encoder": 0.5})
+    found = judge(RIGHT, EAGER, [], gradient_check=check, settings=CompileSettings.parse(settings), on_gpu=on_gpu)
+    assert (found.status, found.remedy) == (NumericsStatus.DIVERGES, remedy)
+    assert all(one in (found.advice or "") for one in (remedy or "").split(","))
+
+
 def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None:
     right = run(99, 2e-3)
     wrong = replace(right, losses=scaled(right.losses, 1.1))
