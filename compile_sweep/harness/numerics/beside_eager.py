@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from compile_sweep.harness.distributed import agreed_numbers
+from compile_sweep.harness.distributed import agreed_numbers, num_workers
 from compile_sweep.harness.numerics.finite_differences import (
     Differentiated,
     FiniteDifferences,
@@ -194,13 +194,21 @@ def compare(
     eagerly: Callable[[], AbstractContextManager[Any]],
     precisely: Callable[[], AbstractContextManager[Any]],
 ) -> Comparison | None:
-    """Compares gradients layer by layer, and once more at other points if any is wrong; None if that cannot be done."""
+    """Compares gradients layer by layer, and once more at other points if any is wrong.
+
+    Returns:
+        None if that cannot be done, as where a forward converts tensors to half precision by itself.
+    """
     beside = BesideEager(step, precision, rounding=rounding, seed=seed, draws=False, eagerly=eagerly, starts_nearby=True)
     try:
         layers = beside.layers(precisely)
         first = last = layer_errors(layers or {})
         if any(one.is_wrong for one in first.values()):
             last = layer_errors(beside.layers(precisely, start=NUM_POINTS) or {})
+    except RuntimeError:
+        if num_workers() > 1:  # others wait for this worker
+            raise
+        return None
     finally:
         beside.put_back()
     if not layers or not last:

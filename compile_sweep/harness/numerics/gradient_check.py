@@ -49,7 +49,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from compile_sweep.harness.distributed import num_workers
 from compile_sweep.harness.numerics.beside_eager import Comparison, compare
 from compile_sweep.harness.numerics.finite_differences import (
     NOISE_MARGIN,
@@ -173,27 +172,11 @@ def check_gradients(
         return skipped(reason)
     other = None
     if not draws and precisely is not None and precision.is_half:
-        other = _compared(step, precision, rounding, eagerly, precisely)
+        other = compare(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly, precisely=precisely)
         if other is not None and (other.wrong or (other.share >= LEAST_CHECKED and other.allowed <= FINE)):
             return _seen_beside(other, other.evaluations)
     found = _by_finite_differences(step, precision, rounding, draws, eagerly)
     return found if found.outcome is Outcome.WRONG else _beside(found, other)
-
-
-def _compared(
-    step: Differentiated,
-    precision: Precision,
-    rounding: float,
-    eagerly: Callable[[], AbstractContextManager[Any]],
-    precisely: Callable[[], AbstractContextManager[Any]],
-) -> Comparison | None:
-    """Compares gradients with eager's; None if that cannot be done, as where a forward converts tensors to half precision."""
-    try:
-        return compare(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly, precisely=precisely)
-    except RuntimeError:
-        if num_workers() > 1:  # others wait for this worker
-            raise
-        return None
 
 
 def _by_finite_differences(
