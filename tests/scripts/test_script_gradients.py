@@ -201,6 +201,30 @@ def test_gradients_that_later_parts_of_the_backward_pass_overwrite_are_read_as_t
         torch.testing.assert_close(gradient, layer.weight.grad)
 
 
+class Converting(nn.Module):
+    """Multiplies its input, in half precision, by what autocast makes half precision too: an error without autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two((x.bfloat16().t() @ self.one(x)).float().tanh())
+
+
+def test_a_forward_that_cannot_run_in_full_precision_is_checked_by_finite_differences() -> None:
+    torch.manual_seed(0)
+    model, recorder = Converting(), CallRecorder()
+    target = Target(model, model, "model")
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = recorder.call(target, model, (torch.randn(64, 16),), {})
+    outputs.float().square().mean().backward()
+    found = check_calls(recorder.calls, {target: model}, lambda _: 2.0**-9)
+    assert (found.outcome is not Outcome.WRONG, found.beside_eager) == (True, False)
+    assert found.evaluations > 4
+    assert "called again" not in (found.reason or "")
+
+
 @pytest.mark.gpu
 def test_gradients_of_blocks_with_cuda_graphs_are_right() -> None:
     """On an H200, most layers of a script with 24 such blocks seemed wrong, one by 256 %."""
