@@ -56,13 +56,15 @@ class Remedies:
             fails_later = retry.label == record.get("label") == Label.COMPILE_ERROR and remedy_of(record) != retry.remedy
             if is_usable or fails_later:
                 self._helped[retry.tried.scope] = retry.remedy
-            return
+            if is_usable:
+                return
         remedy = remedy_of(record)
         if remedy is None or remedy in self._tried or setting.scope is Scope.EAGER:
             return
         self._tried.add(remedy)
-        if (retry := self._retry(setting, remedy, record.get("label"))) is not None:
-            self._due.append(retry)
+        both = remedy if retry is None else f"{retry.remedy},{remedy}"
+        if (due := self._retry(setting, both, record.get("label"))) is not None:
+            self._due.append(due)
 
     def _retry(self, setting: CompileSettings, remedy: str, label: str | None = None) -> Retry | None:
         """Returns a setting with a remedy; None if it has another value for one of the remedy's settings."""

@@ -321,16 +321,30 @@ def _advice(
     is_script: bool,
     on_gpu: bool,
 ) -> _Advice:
+    found = _other_advice(references, gradient_check, settings, recompiles, is_script=is_script, on_gpu=on_gpu)
+    settings = settings or CompileSettings()
+    if not unsynchronized or settings.backend is not None or _ORDERING in settings.inductor_options:
+        return found
+    remedy = f"inductor.{_ORDERING}=off"
+    first = (
+        f"try {remedy}: Inductor's kernel {unsynchronized[0]} reads back what it has just stored, without a barrier, and may "
+        "read what the step before left there (pytorch 190517)"
+    )
+    return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
+
+
+def _other_advice(
+    references: References,
+    gradient_check: GradientCheck | None,
+    settings: CompileSettings | None,
+    recompiles: Sequence[str],
+    *,
+    is_script: bool,
+    on_gpu: bool,
+) -> _Advice:
     bisect = "--bisect with this setting, which names the module"
     settings = settings or CompileSettings()
     options, uses_inductor = settings.inductor_options, settings.backend is None
-    if uses_inductor and unsynchronized and _ORDERING not in options:
-        remedy = f"inductor.{_ORDERING}=off"
-        return _Advice(
-            f"try {remedy}: Inductor's kernel {unsynchronized[0]} reads back what it has just stored, without a barrier, and may "
-            "read what the step before left there (pytorch 190517)",
-            remedy,
-        )
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
         others = [
             *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),

@@ -73,6 +73,20 @@ def test_a_remedy_that_does_not_help_is_tried_once() -> None:
     assert sum("pattern_matcher" in step.setting.key for step in steps) == 1
 
 
+def test_the_next_remedy_is_tried_with_the_first_if_that_does_not_help() -> None:
+    first, second = "inductor.loop_ordering_after_fusion=off", REMEDY
+    search, keys = new_search(), []
+    while (step := search.next_step()) is not None:
+        keys.append(step.setting.key)
+        named = second if first in step.setting.key else first
+        told = row(step.setting, {**DIVERGES, "numerics": {"status": "diverges", "remedy": named}}, mends=True)
+        search.tell(told)
+    of_full = [key for key in keys if "scope=full" in key]
+    assert of_full[1] == f"{of_full[0]},{first}"
+    assert of_full[2] == CompileSettings.parse(f"{of_full[0]},{first},{second}").key
+    assert all(first in key and second in key for key in of_full[2:])
+
+
 def test_what_would_fail_alike_is_tried_once_a_remedy_helps_and_not_before() -> None:
     fallback = {
         "label": "silent-fallback",
