@@ -456,7 +456,14 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
     run = ScriptTrial(job=job, settings=CompileSettings.parse("scope=full"), base=tmp_path, references=tmp_path)
     facts = {"draws": False, "rounding": 2.0**-24}
     findings: list[str] = []
-    outcome = {"facts": facts, "fits_side_by_side": True, "losses": [1.0], "gradient_check": None}
+    outcome = {
+        "facts": facts,
+        "fits_side_by_side": True,
+        "losses": [1.0],
+        "gradient_check": None,
+        "measurement": {"device": "cpu", "recompile_reasons": []},
+        "unsynchronized_kernels": [],
+    }
     found = run.judge_numbers(tmp_path, outcome, findings)["numerics"]
     assert made[:2] == [(False, 0), (True, 0)]
     assert (found["status"], found["random"]) == ("ok", True)
