@@ -185,7 +185,14 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
         late = LateCompiles(step, diagnostics.recompile_reasons, steps=len(warmup_batches))
         del recorder, warmup_batches
         on_phase(Phase.STEADY)
-        found = _steady(run, late, lambda window, peaks: on_early(_early(run, warmup, window, peaks)))
+
+        def report(window: Window, peaks: MemoryPeaks) -> None:
+            early = _early(run, warmup, window, peaks)
+            # What runs eagerly is measured to its end, because the reason for that says more than the speed.
+            if not diagnostics.runs_eagerly:
+                on_early(early)
+
+        found = _steady(run, late, report)
         watching.close()  # what the check compiles does not belong to the setting
         on_phase(Phase.CHECKING)
         gradient_check = check_step(prepared, model, step, run.compared[0], draws=warmup.trajectory.random)

@@ -250,6 +250,15 @@ def test_a_hit_recompile_limit_is_noticed_and_infeasible() -> None:
     assert "forward" in verdict.reason
 
 
+@pytest.mark.parametrize(("limit", "is_reported"), [(2, False), (64, True)])
+def test_what_runs_eagerly_reports_no_early_figures_by_which_it_would_be_stopped(limit: int, is_reported: bool) -> None:
+    """Stopped as dominated, it would not say why it is slow, nor what helps."""
+    settings, reported = CompileSettings.parse("scope=full,dynamic=buckets,bucket_size=4,backend=eager"), []
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        found = measure(prepare(Toy("only", 0), settings, CPU), protocol=SHORT, on_early=reported.append)
+    assert (len(reported), found.recompile_limit_hits == []) == (int(is_reported), is_reported)
+
+
 def test_a_graph_break_is_counted_with_its_reason_and_no_path_of_this_machine() -> None:
     found = measured(BreaksItsGraph("only", 0), "scope=full,backend=eager")
     assert found.graphs == 2

@@ -52,6 +52,11 @@ class Diagnostics:
     fallbacks: list[str] = field(default_factory=list)
     """A sentence for each thing that should be compiled but runs eagerly, apart from recompile limits that were hit."""
 
+    @property
+    def runs_eagerly(self) -> bool:
+        """Whether something that should be compiled is known to run eagerly, which makes the setting unusable."""
+        return bool(self.recompile_limit_hits or self.fallbacks)
+
 
 @contextmanager
 def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnostics]:
