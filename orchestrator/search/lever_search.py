@@ -185,7 +185,7 @@ class LeverSearch:
     ) -> None:
         self._candidates, self._aims = candidates, aims
         self._untried = Untried(candidates)
-        self._remedies = Remedies()
+        self._remedies = Remedies(candidates.settings)
         self._struck: dict[str, list[int]] = {}  # by the key of a setting that failed: what would fail alike
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
         self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
@@ -224,23 +224,23 @@ class LeverSearch:
 
     def tell(self, record: Record) -> None:
         key = str(record["settings_key"])
-        self._untried.strike(key)
         if model := record.get("model_facts"):
             self._learn(model)
         place = self.place_of(key)
         if place is None:
             return
         setting = self._candidates.settings[place]
+        is_amended = key != setting.key
         self._untried.strike(setting.key)
-        if key == setting.key:
+        if not is_amended:
             self._strike_alike(setting, record)
         told = {**record, **(record.get("bounds") or {})}  # bounds are figures of an attempt that was stopped after it was timed
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)
-        if key != setting.key and is_usable:  # a remedy has helped
+        if is_amended and is_usable:  # a remedy has helped
             for one in self._struck.pop(setting.key, ()):
                 self._untried.put_back(one)
-        if key != setting.key or not is_usable or self._is_best(loss):
+        if is_amended or not is_usable or self._is_best(loss):
             self._remedies.tell(setting, record, is_usable=is_usable)
         self._tried[place] = is_usable or record["status"] == Status.STOPPED
         if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:

@@ -1,5 +1,6 @@
 """Settings that the advice on a trial names: a search tries them on the same setting, and keeps them if that helps."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from compile_sweep.schema.causes.remedies import remedy_of
@@ -24,11 +25,12 @@ class Remedies:
     Once a remedy has helped, all later settings of the same scope get it, because they would fail for the same reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Sequence[CompileSettings]) -> None:
+        self._settings = settings  # that a search may propose
         self._due: list[Retry] = []
         self._retries: dict[str, Retry] = {}  # by the key of the amended setting
         self._tried: set[str] = set()
-        self._helped: dict[Scope, str] = {}
+        self._kept: dict[str, CompileSettings] = {}  # by the key of a setting: the same with the remedy that helped
 
     @property
     def due(self) -> Retry | None:
@@ -45,17 +47,15 @@ class Remedies:
 
     def amended(self, setting: CompileSettings) -> CompileSettings:
         """Returns a setting with the remedy that helped others of its scope."""
-        remedy = self._helped.get(setting.scope)
-        retry = self._retry(setting, remedy) if remedy else None
-        return setting if retry is None else retry.amended
+        return self._kept.get(setting.key, setting)
 
     def tell(self, setting: CompileSettings, record: Record, *, is_usable: bool) -> None:
         """Learns from the record of a setting, of which a remedy is tried next if its advice names one that was not tried."""
         if (retry := self._retries.get(str(record["settings_key"]))) is not None:
             self.begin(retry)
             fails_later = retry.label == record.get("label") == Label.COMPILE_ERROR and remedy_of(record) != retry.remedy
-            if is_usable or fails_later:
-                self._helped[retry.tried.scope] = retry.remedy
+            if (is_usable or fails_later) and self._kept.get(retry.tried.key) != retry.amended:
+                self._keep(retry)
             if is_usable:
                 return
         remedy = remedy_of(record)
@@ -65,6 +65,12 @@ class Remedies:
         both = remedy if retry is None else f"{retry.remedy},{remedy}"
         if (due := self._retry(setting, both, record.get("label"))) is not None:
             self._due.append(due)
+
+    def _keep(self, helpful: Retry) -> None:
+        """Gives all settings of a scope the remedy that helped one; a resumed search then knows their records, too."""
+        of_scope = (setting for setting in self._settings if setting.scope is helpful.tried.scope)
+        retries = (self._retry(setting, helpful.remedy) for setting in of_scope)
+        self._kept |= {retry.tried.key: retry.amended for retry in retries if retry is not None}
 
     def _retry(self, setting: CompileSettings, remedy: str, label: str | None = None) -> Retry | None:
         """Returns a setting with a remedy; None if it has another value for one of the remedy's settings."""
