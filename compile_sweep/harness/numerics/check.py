@@ -201,8 +201,6 @@ def judge(
         unsynchronized: Kernels of the compiled run that read back what they store without a barrier, which may explain it, too.
         on_gpu: Whether it ran on a GPU.
     """
-    about_code = (settings, recompiles, unsynchronized)
-    advise = partial(_advice, references, gradient_check, *about_code, is_script=is_script, on_gpu=on_gpu)
     lost: list[str] = []
     lengths = {len(run.losses) for run in (compiled, *references.runs)}
     if len(lengths) > 1:
@@ -241,8 +239,10 @@ def judge(
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
             others = f" and of {len(zero) - _MAX_NAMED} more" if len(zero) > _MAX_NAMED else ""
             worst = f"gradients of {', '.join(zero[:_MAX_NAMED])}{others} {ZERO_IN_EAGER if lost else ZERO_GRADIENTS}"
-    diverges = status is NumericsStatus.DIVERGES
-    advice = (_Advice(REENTRANT_CHECKPOINT) if lost else advise()) if diverges else _Advice(None)
+    advice = _Advice(REENTRANT_CHECKPOINT if lost else None)
+    if status is NumericsStatus.DIVERGES and not lost:
+        advice = _advice(references, gradient_check, settings, recompiles, is_script=is_script, on_gpu=on_gpu)
+        advice = _with_unsynchronized(advice, unsynchronized, settings or CompileSettings())
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -297,7 +297,6 @@ _EAGER_LEVERS = ("memory_format", "matmul_precision", "sdpa_kernel", "float8", "
 _MIX = "triton.mix_order_reduction"
 _MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
 
-
 _LAYOUT = "layout_optimization"
 _LAID_OUT = f"inductor.{_LAYOUT}=off, if the model has convolutions"
 
@@ -312,28 +311,6 @@ class _Advice(NamedTuple):
 
 
 def _advice(
-    references: References,
-    gradient_check: GradientCheck | None,
-    settings: CompileSettings | None,
-    recompiles: Sequence[str],
-    unsynchronized: Sequence[str],
-    *,
-    is_script: bool,
-    on_gpu: bool,
-) -> _Advice:
-    found = _other_advice(references, gradient_check, settings, recompiles, is_script=is_script, on_gpu=on_gpu)
-    settings = settings or CompileSettings()
-    if not unsynchronized or settings.backend is not None or _ORDERING in settings.inductor_options:
-        return found
-    remedy = f"inductor.{_ORDERING}=off"
-    first = (
-        f"try {remedy}: Inductor's kernel {unsynchronized[0]} reads back what it has just stored, without a barrier, and may "
-        "read what the step before left there (pytorch 190517)"
-    )
-    return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
-
-
-def _other_advice(
     references: References,
     gradient_check: GradientCheck | None,
     settings: CompileSettings | None,
@@ -386,6 +363,18 @@ def _other_advice(
     mending = {"emulate_precision_casts": "on", "pattern_matcher": "off", **({_MIX: "off"} if on_gpu else {})}
     remedy = ",".join(f"inductor.{option}={value}" for option, value in mending.items() if option in tries)
     return _Advice(f"try {'; '.join(tries.values())}" if tries else None, remedy or None)
+
+
+def _with_unsynchronized(found: _Advice, kernels: Sequence[str], settings: CompileSettings) -> _Advice:
+    """Returns the advice on kernels that read back what they store, if there are any, before other advice."""
+    if not kernels or settings.backend is not None or _ORDERING in settings.inductor_options:
+        return found
+    remedy = f"inductor.{_ORDERING}=off"
+    first = (
+        f"try {remedy}: Inductor's kernel {kernels[0]} reads back what it has just stored, without a barrier, and may read what "
+        "the step before left there (pytorch 190517)"
+    )
+    return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
 
 
 _REPEATS_ROUNDINGS = 1 / 8

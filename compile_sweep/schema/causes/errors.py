@@ -151,11 +151,16 @@ def advice_on_cudagraph_skip(text: str) -> str:
     return next(advice for pattern, advice in _SKIPS if re.search(pattern, text))
 
 
+def cause_of_error(text: str) -> Cause | None:
+    """Returns the cause of a compiler error."""
+    return next((cause for cause in ERRORS if re.search(cause.error, text)), None)
+
+
 def advice_on_error(text: str) -> str | None:
     """Returns what helps against a compiler error, which is that against a graph break where fullgraph=on made one an error."""
     said = text.partition("\nfrom user code:")[0]
-    if known := next((with_operator(cause.advice, said) for cause in ERRORS if re.search(cause.error, said)), None):
-        return known
+    if known := cause_of_error(said):
+        return with_operator(known.advice, said)
     if (explained := re.match(r"(\S.*)\n\s+Explanation: (.*)", said)) is None:
         return None
     cause = cause_of_break(f"x: {explained[1]}\n  explanation: {explained[2]}")

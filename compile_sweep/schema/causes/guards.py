@@ -353,17 +353,23 @@ def _cause_of_values(values: Sequence[str]) -> Cause | None:
     return cause_of_guard(f"value == {values[0]}")
 
 
-def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
-    """Returns what helps against a recompile limit that was hit, `function hit recompile_limit 8: guard`."""
+def cause_of_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> tuple[Cause | None, RecompileSeries]:
+    """Returns why a recompile limit was hit, `function hit recompile_limit 8: guard`, and the recompiles that filled it."""
     where, _, rest = hit.partition(" hit ")
     last = Recompile.parse(f"{where}: {rest.partition(': ')[2]}" if rest else hit)
     if re.match(VIEW.guard, last.guard):  # it adds one graph, so others filled the limit
         others = (one for one in map(Recompile.parse, recompiles) if one.function == last.function)
         last = next((one for one in others if not re.match(VIEW.guard, one.guard)), last)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
-    if cause := cause_of_series(told, breaks, recompiles):
+    return cause_of_series(told, breaks, recompiles), told
+
+
+def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
+    """Returns what helps against a recompile limit that was hit."""
+    cause, told = cause_of_limit(hit, recompiles, breaks)
+    if cause:
         return named_advice(cause, told)
-    if "size" in last.guard or not last.guard:
+    if "size" in told.first.guard or not told.first.guard:
         of_data = (
             "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "
             "weight them by a mask"
