@@ -86,7 +86,7 @@ clean:
 $(VENV)/.torch: constraints.txt | check
 	@test -x $(IN_VENV) || $(python) -m venv $(VENV)
 ifneq ($(TORCH),)
-	@{ sed -E '/^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==/d' constraints.txt; echo "torch==$(TORCH)"; } >$(CONSTRAINTS)
+	@{ sed -E '/^(torch|triton|setuptools|(nvidia|cuda)-[a-z0-9-]+)==/d' constraints.txt; echo "torch==$(TORCH)"; } >$(CONSTRAINTS)
 endif
 	@echo "Installing torch into $(VENV), which takes a minute or more; details in $(LOG)."
 	@$(call pip_install,torch)

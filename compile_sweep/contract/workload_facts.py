@@ -69,6 +69,10 @@ class WorkloadFacts:
     """
     recomputes: bool | None = None
     """Whether a script recomputes activations in the backward pass; None if that is not known."""
+    batches_change: bool | None = None
+    """Whether a script's batches change in shape; None if that is not known."""
+    shapes_recur: bool | None = None
+    """Whether the shapes of a script's batches come again soon, which CUDA graphs need; None if that is not known."""
     autocasts: bool = False
     """Whether a step on a GPU runs under autocast."""
     has_loader: bool = False

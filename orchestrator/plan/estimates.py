@@ -141,9 +141,18 @@ def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     of_optimizer = 0.0
     if settings.optimizer in COMPILED_OPTIMIZERS:
         of_optimizer = _by_weights(_OPTIMIZER_S, *_OPTIMIZER_BY_WEIGHTS_S, facts.num_weights)
-    # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5
-    # (docs/results.md).
-    return _LEAST_COMPILE_S + of_one * math.sqrt(settings.num_graphs(facts.max_length, facts.min_length)) + of_optimizer
+    return _LEAST_COMPILE_S + of_one * _as_many_graphs(settings, facts) + of_optimizer
+
+
+def _as_many_graphs(settings: CompileSettings, facts: WorkloadFacts) -> float:
+    """Returns the compile time of a setting's graphs, relative to that of one of them."""
+    if settings.dynamic is Dynamic.AUTO and facts.batches_change is False:
+        return 1.0
+    graphs = settings.num_graphs(facts.max_length, facts.min_length)
+    # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5.
+    # One for all lengths shares no kernels with that of the first length: the whole captioning model took 458 s with
+    # dynamic=auto and 156 s with mark, its regions 21 and 15 s (docs/results.md).
+    return float(graphs) if settings.dynamic is Dynamic.AUTO else math.sqrt(graphs)
 
 
 def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | None) -> float:
@@ -152,9 +161,10 @@ def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | N
 
 def with_model(facts: WorkloadFacts, model: Mapping[str, Any]) -> WorkloadFacts:
     """Returns facts with those about compile time that a record's `model_facts` hold, which for a script are not known before."""
-    weights, share = figure(model, "num_weights"), figure(model, "regional_share")
+    weights, share, changes = figure(model, "num_weights"), figure(model, "regional_share"), model.get("batches_change")
     return replace(
         facts,
+        batches_change=changes if isinstance(changes, bool) else facts.batches_change,
         num_weights=facts.num_weights if weights is None else int(weights),
         regional_share=facts.regional_share if share is None else share,
     )

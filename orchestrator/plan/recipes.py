@@ -110,6 +110,8 @@ def _rare_levers(target: Target) -> list[Candidate]:
         rare.append({"dynamic": "true"})
         if target.has_gpu:  # its guard creates a second graph for marked lengths (docs/log.md)
             rare.append({"dynamic": "mark", "inductor.triton.mix_order_reduction": "off"})
+    if target.is_script:  # one graph from the start, where `auto` compiles anew for each dimension that changes
+        rare.append({"dynamic": "mark"})
     if target.num_workers > 1 and target.trains:
         rare.append({"ddp.optimize_ddp": "no_optimization"})
     return rare

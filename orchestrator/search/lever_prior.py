@@ -37,6 +37,7 @@ BELIEFS: Mapping[str, tuple[float, float]] = {
     "matmul_precision=high": (0.05, 0.2),
     "compile_loss=on": (0.1, 0.1),
     "optimizer=fused": (0.03, 0.05),
+    "compiled_optimizer=compiled": (0.0, 0.05),
     "activation_checkpointing=off": (0.2, 0.1),  # a forward less of three or four passes as long as one
     "attention=unmasked": (0.05, 0.15),
     "max_autotune=on": (0.0, 0.06),

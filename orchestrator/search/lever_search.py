@@ -7,15 +7,17 @@ the largest expected improvement over the best so far per second of its trial.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
-from compile_sweep.schema.choices import MemoryFormat, OptimizerKind
+from compile_sweep.schema.choices import Dynamic, MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -65,6 +67,11 @@ LEAST_GAIN = 0.003
 
 _WORTH_A_RISK = 0.02
 """Least expected log gain of a lever in the first compiled settings, which pull many levers at once: any could fail them all."""
+
+_AS_GOOD = 0.02
+"""Difference in log speed up to which a setting is as good a base for one more lever as the best: it may take half as long to
+compile, as SegFormer's with a fused optimizer does, of which a compiled one is 2 % ahead.
+"""
 
 _STRAY_FAILURES = 0.1  # fraction of settings that fail although each of their levers works
 _MOST_PLANNED = 8  # maximum number of settings that are planned ahead: later ones depend on the results of these
@@ -275,6 +282,8 @@ class LeverSearch:
             has_loss_outside=model.get("has_loss_outside") is not False,
             can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
+            batches_change=model.get("batches_change") is not False,
+            shapes_recur=model.get("shapes_recur") is not False,
             autocasts=model.get("autocasts") is True,
         )
         self._guessed_s = self._guesses()
@@ -336,11 +345,11 @@ class LeverSearch:
         return np.array([place for place in self._untried.indices() if self._fits(settings[place])], dtype=np.intp)
 
     def _near_best(self, fitting: Indices) -> Indices:
-        """Returns the candidates within one lever of the best setting so far; empty while the best is not compiled."""
+        """Returns the candidates within one lever of the best settings so far; empty while the best is not compiled."""
         best = self.best()
         if best is None or self._candidates.settings[best].scope is Scope.EAGER:
             return fitting[:0]
-        return np.array([place for place in fitting if self._distance(best, place) <= 1], dtype=np.intp)
+        return np.array([place for place in fitting if self._distance(self._base_of(place), place) <= 1], dtype=np.intp)
 
     def _won_elsewhere(self, fitting: Indices) -> Indices:
         """While the best is eager, returns the candidates whose levers should all gain: one unknown could fail them all."""
@@ -348,6 +357,18 @@ class LeverSearch:
         if best is not None and self._candidates.settings[best].scope is not Scope.EAGER:
             return fitting[:0]
         return np.array([place for place in fitting if self.model.is_promising[place]], dtype=np.intp)
+
+    def _base_of(self, place: int) -> int:
+        """Returns the index of the best setting, or of one that is as good, whichever differs from this one in fewest levers."""
+        best = self.best()
+        assert best is not None
+        is_compiled = self._candidates.settings[best].scope is not Scope.EAGER
+        as_good = (
+            one
+            for one, speed in self._speeds.items()
+            if speed >= self._speeds[best] - _AS_GOOD and (self._candidates.settings[one].scope is not Scope.EAGER) is is_compiled
+        )
+        return min([best, *as_good], key=lambda base: self._distance(base, place))
 
     def _distance(self, one: int, other: int) -> int:
         return len(changed(self.model.levers[one], self.model.levers[other]))
@@ -408,24 +429,29 @@ class LeverSearch:
 
     def _reason(self, place: int) -> str:
         best = self.best()
+        base = None if best is None else self._base_of(place)
         mine = self.model.levers[place]
-        before: Mapping[str, str] = {} if best is None else self.model.levers[best]
+        before: Mapping[str, str] = {} if base is None else self.model.levers[base]
         names = changed(before, mine)
         added = [Lever(name, mine[name]) for name in names if name in mine]
         words = [self._worth(lever, mine) for lever in added] + [
-            f"without {name}={before[name]}" for name in names if name not in mine
+            f"without {_shown(Lever(name, before[name]))}" for name in names if name not in mine
         ]
         if len(names) > 1:
             return f"several levers at once: {', '.join(words)}"
-        anchor = "the best so far" if before else "what runs today"
+        anchor = "what runs today" if not before else "the best so far" if base == best else "a setting as good"
         return f"{anchor} {'and' if added else 'but'} {', '.join(words)}"
 
     def _worth(self, lever: Lever, levers: Mapping[str, str]) -> str:
         expected = self.model.expected(lever, levers)
         if not expected.num_workloads:
-            return str(kind_of(lever))
+            return _shown(kind_of(lever))
         others = f"{expected.num_workloads} other{'' if expected.num_workloads == 1 else 's'}"
-        return f"{kind_of(lever)} (×{math.exp(expected.log_gain):.2f} on {others})"
+        return f"{_shown(kind_of(lever))} (×{math.exp(expected.log_gain):.2f} on {others})"
+
+
+def _shown(lever: Lever) -> str:
+    return str(lever).removeprefix("compiled_")  # optimizer=compiled, as people write it
 
 
 def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
@@ -446,14 +472,22 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
         return True
     if setting.matmul_precision is not None and facts.autocasts:
         return True
+    if setting.dynamic is Dynamic.MARK and facts.batches_change is False:
+        return True
+    if setting.claims_cudagraphs and facts.shapes_recur is False:  # each shape would be recorded, and not come again
+        return True
     return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 
 
 def _usual(every: Sequence[Mapping[str, str]]) -> set[tuple[str, str]]:
-    """Returns the levers that all compiled settings pull, which distinguish nothing, such as dynamic=auto with one shape."""
-    compiled = [set(levers.items()) for levers in every if "scope" in levers]
-    shared = set.intersection(*compiled) if compiled else set()
-    return {(name, value) for name, value in shared if name != "scope"}
+    """Returns the levers that compiled settings pull anyway: all of them, or, of levers on lengths, most of them."""
+    pulled = Counter(chain.from_iterable(levers.items() for levers in every if "scope" in levers))
+    compiled = sum("scope" in levers for levers in every)
+    return {
+        (name, value)
+        for (name, value), number in pulled.items()
+        if name != "scope" and (number == compiled or (name in LENGTHS and 2 * number > compiled))
+    }
 
 
 def _expected(prior: Prior, lever: Lever, compiled: bool) -> Expectation:

@@ -153,6 +153,8 @@ def test_blocks_that_are_alike_are_compiled_once() -> None:
     unlike = nn.Sequential(*(nn.Sequential(nn.Linear(4, width), nn.Linear(width, 4)) for width in range(1, 9)))
     names = [str(number) for number in range(8)]
     assert regional_share(alike, names) == pytest.approx(1 / 8 + 1 / 8), "one block's layers, and one graph"
+    single = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    assert regional_share(single, ["0", "1", "2", "3"]) == pytest.approx(1 / 4), "a graph of one layer takes hardly any time"
     assert regional_share(unlike, names) == pytest.approx(2), "all of the layers, and eight graphs"
 
 

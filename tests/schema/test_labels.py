@@ -257,6 +257,18 @@ DEATHS: list[tuple[Label, dict[str, Any], list[str]]] = [
         },
         ["compiled 2 times anew, lately forward (model.py:3)", "expected 12, actual 14", "lengths"],
     ),
+    (
+        Label.COMPILE_DEADLINE,
+        {
+            "phase": "warming-up",
+            "in_phase_s": 600.0,
+            "recompiles": [
+                f"forward (model.py:3): tensor '{name}' size mismatch at index 1. expected 12, actual 14"
+                for name in ("input_ids", "labels")
+            ],
+        },
+        ["compiled 2 times anew", "compiles anew for each dimension that changes for the first time", "dynamic=mark"],
+    ),
     (Label.COMPILE_DEADLINE, {"phase": "warming-up", "in_phase_s": 880.0, "elapsed_s": 900.0}, ["after 600 s"]),
     (Label.TRIAL_DEADLINE, {"phase": "checking", "elapsed_s": 900.0}, ["after 900 s", "in phase checking"]),
     (Label.TRIAL_DEADLINE, {"phase": "warming-up", "in_phase_s": 599.0, "elapsed_s": 901.0}, ["in phase warming-up"]),

@@ -88,4 +88,6 @@ def test_what_a_length_costs_when_it_first_comes_is_warm_up(run: Run, folder: Pa
     assert median(figures.step_ms) < 20
     assert sum(step_ms > 50 for step_ms in figures.step_ms) <= 1  # but for a pause of the process
     assert figures.compile_s > 0.4
+    facts = session_results.model_facts(session)
+    assert (facts["batches_change"], facts["shapes_recur"]) == (True, True)
     assert any("shape that had not come before, and each took" in said for said in session_results.findings(session))

@@ -369,6 +369,10 @@ def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[s
     cause, told = cause_of_limit(hit, recompiles, breaks)
     if cause:
         return named_advice(cause, told)
+    if recompiles and all(one.count == 1 and one.first.kind.startswith("size ") for one in fold_recompiles(recompiles)):
+        return (
+            "dynamic=auto compiles anew for each dimension that changes for the first time; dynamic=mark makes one graph at once"
+        )
     if "size" in told.first.guard or not told.first.guard:
         of_data = (
             "if sizes depend on the data, such as rows that a router picks, use dynamic=auto, or keep all rows and "

@@ -65,6 +65,15 @@ def test_a_small_model_compiles_faster_and_a_scripts_size_is_taken_from_its_firs
     assert expected_s(settings, FACTS, [said_nothing]) == unknown
 
 
+def test_dynamic_auto_takes_a_second_compile_unless_a_scripts_batches_do_not_change() -> None:
+    one, both = (prior(f"scope=full,dynamic={text}") - prior("scope=eager") for text in ("mark", "auto"))
+    assert both == pytest.approx(2 * one)
+    of_eager = took("scope=eager", 20.0, 0.0)
+    changing, alike = (replace(of_eager, model_facts={"batches_change": changes}) for changes in (True, False))
+    auto, mark = (CompileSettings.parse(f"scope=full,dynamic={text}") for text in ("auto", "mark"))
+    assert expected_s(auto, FACTS, [alike]) == expected_s(mark, FACTS, [alike]) < expected_s(auto, FACTS, [changing])
+
+
 def test_six_graphs_take_longer_than_one_and_less_than_six_times_as_long() -> None:
     dynamic = ("static", "buckets,buckets=8/16/24/32/64/256")
     one, six = (prior(f"scope=full,dynamic={text}") - prior("scope=eager") for text in dynamic)

@@ -338,3 +338,48 @@ def test_an_optimizers_settings_are_proposed_if_the_script_has_one(has_optimizer
     assert first is not None
     searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "has_optimizer": has_optimizer}})
     assert any(step.setting.optimizer == "fused" for step in run(searching, GAINS)) is has_optimizer
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_lengths_are_marked_first_if_a_scripts_batches_change_and_never_if_they_do_not(changes: bool) -> None:
+    settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full,dynamic=auto", "full,dynamic=mark")]
+    settings.append(CompileSettings.parse("scope=full,dynamic=auto,optimizer=fused"))
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "batches_change": changes}})
+    steps = run(searching, GAINS)
+    assert [step.setting.dynamic for step in steps][:1] == ["mark" if changes else "auto"]
+    assert any(step.setting.dynamic == "mark" for step in steps) is changes
+    assert not any("dynamic=auto" in step.reason for step in steps[:1])  # what most settings do is no lever
+
+
+@pytest.mark.parametrize("recur", [True, False])
+def test_cuda_graphs_are_proposed_unless_the_shapes_of_a_scripts_batches_hardly_come_again(recur: bool) -> None:
+    searching = search(elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "shapes_recur": recur}})
+    assert any(step.setting.claims_cudagraphs for step in run(searching, GAINS)) is recur
+
+
+def test_a_lever_is_added_to_the_cheaper_of_two_settings_that_are_as_good() -> None:
+    texts = ["eager", *(f"{scope},optimizer={kind}" for scope in ("full", "regional") for kind in ("fused", "compiled"))]
+    settings = [CompileSettings.parse(f"scope={text}") for text in texts]
+    eager, fused, compiled, regional, _ = settings
+    searching = LeverSearch(Candidates(settings), SPEED, WorkloadFacts(max_length=1, regional_share=1.5), prior=Prior())
+    rates = {eager.key: 100.0, fused.key: 150.0, compiled.key: 152.0}
+    for setting in (eager, fused, compiled):
+        seconds = {eager.key: 1.0, fused.key: 50.0, compiled.key: 90.0}[setting.key]
+        searching.tell(
+            {
+                "settings_key": setting.key,
+                "status": "ok",
+                "samples_per_s": rates[setting.key],
+                "compile_s": seconds,
+                "wall_s": 20.0 + seconds,
+            }
+        )
+    step = searching.next_step()
+    assert step is not None
+    assert (step.setting, step.reason) == (regional, "a setting as good and scope=regional")
