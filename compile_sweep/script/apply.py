@@ -104,6 +104,9 @@ def _keep_activations() -> None:
 
     UNTIL_EXIT.enter_context(replaced(torch.utils.checkpoint, WITHOUT_REENTRANT, keeping))
     UNTIL_EXIT.enter_context(replaced(torch.utils.checkpoint.CheckpointFunction, "apply", calling_once))
+    # Before torch 2.12, compiled code recomputes what is tagged.
+    if (tags := private("torch._higher_order_ops.wrap", "TagActivationCheckpoint")) and hasattr(tags, "tag_nodes"):
+        UNTIL_EXIT.enter_context(replaced(tags, "tag_nodes", lambda _: lambda graph, is_sac: graph))
     # The same graph is compiled otherwise, so code in torch's caches that recomputes must not fit.
     UNTIL_EXIT.enter_context(cast(Any, torch.compiler.config).patch(cache_key_tag="keeps activations"))
 

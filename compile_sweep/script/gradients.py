@@ -188,7 +188,7 @@ class _Call:
             # Copied as they arrive: with CUDA graphs for each block, later parts of the backward pass overwrite them.
             with ExitStack() as hooks:
                 for leaf in leaves:
-                    hooks.enter_context(leaf.register_hook(Tensor.clone))
+                    hooks.enter_context(leaf.register_hook(_copied))
                 self.gradients = torch.autograd.grad(tensors, leaves, outers, allow_unused=True)
         return total + self._offset
 
@@ -245,6 +245,10 @@ def _on_the_cpu(arguments: Any) -> Any:
         return copies[id(tensor)]
 
     return pytree.tree_map_only(Tensor, kept, arguments)
+
+
+def _copied(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.clone()  # before torch 2.12, hooks also get gradients that do not exist
 
 
 def _passed(tensor: Tensor, *, in_full: bool) -> Tensor:

@@ -359,15 +359,17 @@ class LeverSearch:
         return np.array([place for place in fitting if self.model.is_promising[place]], dtype=np.intp)
 
     def _base_of(self, place: int) -> int:
-        """Returns the index of the best setting, or of one that is as good, whichever differs from this one in fewest levers."""
+        """Returns the index of the best setting, or of one as good that compiled faster, whichever differs in fewest levers."""
         best = self.best()
         assert best is not None
-        is_compiled = self._candidates.settings[best].scope is not Scope.EAGER
-        as_good = (
+        compile_s = {one: took.compile_s or 0.0 for one, took in self._took.items()}
+        as_good = [
             one
             for one, speed in self._speeds.items()
-            if speed >= self._speeds[best] - _AS_GOOD and (self._candidates.settings[one].scope is not Scope.EAGER) is is_compiled
-        )
+            if speed >= self._speeds[best] - _AS_GOOD
+            and self._candidates.settings[one].scope is not Scope.EAGER
+            and compile_s.get(one, 0.0) < compile_s.get(best, 0.0)
+        ]
         return min([best, *as_good], key=lambda base: self._distance(base, place))
 
     def _distance(self, one: int, other: int) -> int:

@@ -31,6 +31,9 @@ _TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 COMPILED_OPTIMIZER = "compiled_optimizer"
 """Lever of a compiled optimizer beside a fused one's, since both save the same: 0.99 to 1.02 × a fused one (docs/results.md)."""
 
+_TOGETHER = ((COMPILED_OPTIMIZER, "optimizer"), ("dynamic", "options.triton.mix_order_reduction"))
+"""Levers, and the one that may change with each of them."""
+
 _UNNUMBERED = ("buckets", "bucket_size")  # fields whose values belong to one workload's lengths
 
 
@@ -71,15 +74,17 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Returns the names of the levers in which two settings differ.
 
     Compiling an eager setting counts as one change, even if it renames the levers on lengths, such as padding=longest to
-    dynamic=auto. A compiled optimizer in the place of one that is not even fused is one change, too.
+    dynamic=auto. A compiled optimizer in the place of one that is not even fused is one change, too, and lengths that are marked
+    without mix-order reductions, whose guard creates a second graph for them (docs/log.md).
     """
     ignored = LENGTHS if ("scope" in before) != ("scope" in after) else ()
-    if before.get(COMPILED_OPTIMIZER) != after.get(COMPILED_OPTIMIZER):
-        ignored = (*ignored, "optimizer")
+    for name, goes_along in _TOGETHER:
+        if before.get(name) != after.get(name):
+            ignored = (*ignored, goes_along)
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in ignored)
 
 
-_TRACED = ("scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing")
+_TRACED = ("scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing", "workload")
 """Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
 
 

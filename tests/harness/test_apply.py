@@ -17,6 +17,7 @@ from toy_workloads import Toy
 
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import WorkloadFromModel
+from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.harness.apply import applied
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
@@ -65,7 +66,11 @@ def measured(workload: Workload, spelled: str) -> Measurement:
         pytest.param("scope=modular,dynamic=mark,pad_multiple=4,parts.body.mode=max-autotune-no-cudagraphs", 2, marks=FURTHER),
         ("scope=full,static_gradients=on,backend=aot_eager", 1),
         ("scope=eager,optimizer=foreach_map", 1),
-        ("scope=full,dynamic=mark,unbacked=on,pad_multiple=4,backend=aot_eager", 1),
+        pytest.param(
+            "scope=full,dynamic=mark,unbacked=on,pad_multiple=4,backend=aot_eager",
+            1,
+            marks=pytest.mark.skipif(torch_version() < (2, 12), reason="torch 2.11 breaks the graph at the loss"),
+        ),
         ("scope=full,dynamic=auto,pad_multiple=4,backend=eager,compiler.dynamic_sources=L['ids']%2CL['labels']", 1),
         pytest.param("scope=full,mode=lite", 1, marks=FURTHER),
         ("scope=full,accumulate=3,dynamic=mark,pad_multiple=4,backend=aot_eager", 1),

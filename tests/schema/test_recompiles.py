@@ -62,3 +62,11 @@ def test_torchs_general_hints_are_left_out() -> None:
         plain_guard("___check_type_id(self.drop, 94252720711568), type=<Identity>")
         == "___check_type_id(self.drop), type=<Identity>"
     )
+
+
+def test_a_python_float_that_varies_has_its_own_name_in_the_words_of_torch_2_11_too() -> None:
+    first = "forward (m.py:3): self.heat == 3.0 # self.heat *= 0.99 # m.py:5 in forward"
+    varying = "___as_tensor(self.heat).item()"
+    later = (f"forward (m.py:3): {varying} == {heat} # (unknown source {varying}, please file a bug)" for heat in (2.97, 2.94))
+    (series,) = fold_recompiles([first, *later])
+    assert (series.first.source, series.values) == ("self.heat", ["3.0", "2.97", "2.94"])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from compile_sweep.contract.base import Batch
+from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
@@ -243,6 +244,7 @@ def judge(
     if status is NumericsStatus.DIVERGES and not lost:
         advice = _advice(references, gradient_check, settings, recompiles, is_script=is_script, on_gpu=on_gpu)
         advice = _with_unsynchronized(advice, unsynchronized, settings or CompileSettings())
+        advice = _with_unfrozen(advice, references.eager, settings or CompileSettings())
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -373,6 +375,28 @@ def _with_unsynchronized(found: _Advice, kernels: Sequence[str], settings: Compi
     first = (
         f"try {remedy}: Inductor's kernel {kernels[0]} reads back what it has just stored, without a barrier, and may read what "
         "the step before left there (pytorch 190517)"
+    )
+    return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
+
+
+_NOTICES_UNFREEZING = (2, 12)  # first version of torch whose compiled code notices that requires_grad of a parameter changed
+
+
+def _with_unfrozen(found: _Advice, eager: Trajectory, settings: CompileSettings) -> _Advice:
+    """Returns the advice on modules that are unfrozen while they train, where torch does not notice it, before other advice."""
+    option = "skip_tensor_guards_with_matching_dict_tags"
+    late = [module for module, norms in eager.gradients.items() if any(norms) and not norms[0]]
+    if (
+        not late
+        or torch_version() >= _NOTICES_UNFREEZING
+        or settings.scope is Scope.EAGER
+        or option in dict(settings.dynamo or ())
+    ):
+        return found
+    remedy = f"dynamo.{option}=off"
+    first = (
+        f"try {remedy}: {late[0]} has gradients only from a later step on, and before torch 2.12 compiled code does not notice "
+        "that a parameter's requires_grad changed"
     )
     return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
 

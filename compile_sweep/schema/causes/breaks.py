@@ -209,7 +209,7 @@ BREAKS = (
         "modules of torch.ao",
         "torch.compile does not trace torch.ao: quantize with torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, "
         "high), which it compiles, or train with the quantizers of torchao.quantization.qat",
-        explanation=r"\(torch/ao\)",
+        explanation=r"\(torch/ao\)|function `\w*(FakeQuantize|Observer)\w*\.forward`",
     ),
     Cause(
         "tensor subclass",
@@ -292,11 +292,13 @@ BREAKS = (
         "class made in the forward",
         "torch.compile does not support class statements: define the class outside the forward",
         headline=r"__build_class__",
+        explanation=r"__build_class__",
     ),
     Cause(
         "identity of an object",
         "id() and hash() of a tensor or a list are not known while compiling: use a name or a number as the key",
         headline=r"FakeIdVariable",
+        explanation=r"operator `(id|hash)` with argument types",
     ),
     Cause(
         "retain_grad() in the forward",
@@ -327,13 +329,14 @@ BREAKS = (
     Cause(
         "TorchScript module",
         "torch.compile cannot look into modules made by torch.jit.script or trace: use the plain module that they were made of",
-        headline=r"torch\.jit\.",
+        headline=r"torch\.jit\.|ScriptModule",
         explanation=r"_CachedForward\.",
     ),
     Cause(
         "copy of a tensor by Python",
         "use x.clone(), which can be compiled, instead of copy.deepcopy(x); copy modules before the step",
         headline=r"copy\.deepcopy",
+        explanation=r"in file `copy\.py`",
     ),
     Cause(
         "backward hook of a module",
@@ -345,6 +348,7 @@ BREAKS = (
         "hooks",
         "register hooks once, before compiling and not in the forward, or do their work in the forward itself",
         headline=r"\b[Hh]ooks?\b|BackwardHook|RemovableHandle|setattr\(\) on unsupported type",
+        explanation=r"operator `setattr` with argument types \['type',",  # as torch before 2.13 says it
     ),
     Cause(
         "custom autograd.Function",
@@ -383,7 +387,8 @@ BREAKS = (
         "iterator made outside",
         "torch.compile cannot take the next value of an iterator that was made outside the forward: take it before the step, and "
         "pass it in as a tensor or write it to a buffer",
-        explanation=r"support next\(\) on (cycle|count|repeat|chain|zip|map|generator)\b|implements '__next__' in C",
+        explanation=r"support next\(\) on (cycle|count|repeat|chain|zip|map|generator)\b|implements '__next__' in C"
+        r"|method `__next__` of class",
     ),
     Cause(
         "break in a comprehension",

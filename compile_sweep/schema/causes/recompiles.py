@@ -12,10 +12,12 @@ from typing import Self
 _BOILERPLATE = (
     re.compile(r" \(HINT: .*?\)(?= \(one of|$)"),
     re.compile(r" \(one of \d+ graphs, none of which fits\)"),
+    re.compile(r" # \(unknown source .+?, please file a bug\)"),
     re.compile(r" Guard failed on a parameter, consider using .*?(?=\(one of|$)"),
 )
 """Text that torch adds to every guard of this kind, and the number of graphs tried."""
 
+_AS_TENSOR = re.compile(r"___as_tensor\((.+?)\)\.item\(\)")  # how torch before 2.12 names a Python float that varies
 _ADDRESS = re.compile(r"(___check_\w+\([^,]+), \d{6,}\)")  # where an object was in this process's memory
 _MAPPINGS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<index>\d+)\. expected (?P<value>\d+), actual \d+")
@@ -63,7 +65,7 @@ def plain_guard(guard: str) -> str:
     """Returns a guard for display: without torch's general hints and addresses, and with modules by their dotted names."""
     for pattern in _BOILERPLATE:
         guard = pattern.sub("", guard)
-    return _MAPPINGS.sub(r".\1", _ADDRESS.sub(r"\1)", guard))
+    return _MAPPINGS.sub(r".\1", _ADDRESS.sub(r"\1)", _AS_TENSOR.sub(r"\1", guard)))
 
 
 def _parts(guard: str) -> tuple[str, str, str]:

@@ -19,6 +19,13 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
+def noticing_unfreezing() -> contextlib.AbstractContextManager[Any]:
+    """Has compiled code notice that a parameter's requires_grad changed, as torch itself does from 2.12 on."""
+    if TORCH >= (2, 12):
+        return contextlib.nullcontext()
+    return torch._dynamo.config.patch(skip_tensor_guards_with_matching_dict_tags=False)
+
+
 class Net(nn.Module):
     """One layer, and what models keep besides it."""
 

@@ -252,6 +252,7 @@ def test_a_state_that_holds_the_graph_of_the_step_before_is_no_error_of_the_comp
     run_steps(detaches=True)
 
 
+@pytest.mark.skipif(TORCH < (2, 12), reason="torch 2.11 does not trace quantile")
 def test_numpy_that_torch_computes_differently_is_told_and_mended_by_torch() -> None:
     x = torch.randn(4, 8)
     torch._dynamo.reset()

@@ -37,10 +37,39 @@ def levers(text: str) -> dict[str, str]:
         ("scope=full,inductor.coordinate_descent_tuning=off", {"scope": "full"}),
         ("scope=full,inductor.coordinate_descent_tuning=on", {"scope": "full", "options.coordinate_descent_tuning": "on"}),
         ("scope=regional,dynamic=buckets,buckets=16/64", {"scope": "regional", "dynamic": "buckets:16/64"}),
+        ("scope=full,optimizer=compiled", {"scope": "full", "optimizer": "fused", "compiled_optimizer": "compiled"}),
     ],
 )
 def test_a_setting_pulls_the_levers_that_are_not_at_their_baseline(setting: str, pulled: dict[str, str]) -> None:
     assert levers(setting) == pulled
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("optimizer=fused", "optimizer=compiled"),
+        ("optimizer=foreach", "optimizer=compiled"),
+        ("dynamic=buckets,buckets=16/64", "dynamic=mark,inductor.triton.mix_order_reduction=off"),
+    ],
+)
+def test_what_goes_together_is_one_change(before: str, after: str) -> None:
+    assert len(changed(levers(f"scope=full,{before}"), levers(f"scope=full,{after}"))) == 1
+
+
+def test_a_compiled_optimizers_gain_is_over_a_fused_one() -> None:
+    done = [
+        record(f"scope=full,optimizer={kind}", rate) for kind, rate in (("foreach", 100.0), ("fused", 130.0), ("compiled", 131.0))
+    ]
+    gains = {one.lever: one.log_gain for one in gains_in(done)}
+    assert gains == {
+        "optimizer=fused": pytest.approx(math.log(1.3), abs=1e-3),
+        "compiled_optimizer=compiled": pytest.approx(math.log(131 / 130), abs=1e-3),
+    }
+
+
+def test_what_failed_by_a_workloads_option_says_nothing_of_its_other_options() -> None:
+    failed = CompileSettings.parse("scope=full,workload.matching=python")
+    assert "workload" in (fails_alike(failed, "silent-fallback", "hungarian runs eagerly") or ())
 
 
 @pytest.mark.parametrize("loss", ["", ",compile_loss=on"])
