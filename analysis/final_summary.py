@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.choose.break_even import USUAL_STEPS, Job, line_of
 from analysis.choose.decision import Outcome, saving
-from analysis.choose.pareto import summary
+from analysis.choose.pareto import runs_eagerly, summary
 from analysis.decision_text import minus
 from analysis.formatting import MISSING, duration, gib, or_estimate
 from analysis.load import load_for_analysis
@@ -16,7 +16,6 @@ from analysis.page.verdict import none_usable
 from analysis.recommend import Recommendation, recommend, verdict
 from analysis.training_command import training_command
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.settings import Scope
 
 
 class NamedSetting(NamedTuple):
@@ -62,13 +61,13 @@ def _named(found: Recommendation) -> Iterator[NamedSetting]:
     rows: dict[object, tuple[pd.Series, list[str]]] = {}
     for what, row in _roles(found):
         rows.setdefault(row.name, (row, []))[1].append(what)
+    eager = found.costs.table.index[runs_eagerly(found.costs.table)]
     for row, roles in rows.values():
-        is_eager = row["scope"] == Scope.EAGER
         yield NamedSetting(
             what=", ".join(roles),
             setting=str(row["setting_name"]),
             saves=_saves(found, row),
-            compile=MISSING if is_eager else or_estimate(row["compile_s"], row["cold_equivalent_s"], duration),
+            compile=MISSING if row.name in eager else or_estimate(row["compile_s"], row["cold_equivalent_s"], duration),
             memory=gib(row["peak_memory_bytes"]),
         )
 
@@ -78,7 +77,7 @@ def _roles(found: Recommendation) -> Iterator[tuple[str, pd.Series]]:
     if outcome is not Outcome.STAY and found.decision.setting is not None:
         unclear = "may be better" if _probably_saves(found) else "not certainly slower"
         yield "recommended" if outcome is Outcome.USE else unclear, found.about
-    is_eager = (table["scope"] == Scope.EAGER).to_numpy(dtype=bool)
+    is_eager = runs_eagerly(table)
     if is_eager.any():
         best_eager = table[is_eager].iloc[0]
         gains = [saving(line_of(row), line_of(best_eager), found.job.steps).low_s > 0 for _, row in table.iterrows()]

@@ -48,8 +48,8 @@ def trial(
     chosen = CompileSettings.parse(settings)
     if samples_per_s is not None:
         usual = measured(samples_per_s, compile_s or 0.0)
-        if chosen.scope is Scope.EAGER:  # eager is not compared with itself
-            usual |= {"speedup_eager": None, "speedup_eager_ci95": None, "clock_drift": None, "eager_step_ms": []}
+        if chosen.scope is Scope.EAGER:  # is neither compiled nor compared with itself
+            usual |= {"speedup_eager": None, "speedup_eager_ci95": None, "clock_drift": None, "eager_step_ms": [], "graphs": 0}
         fields = usual | fields
     return TrialRecord(
         trial_id=trial_id or f"trial-{abs(hash((chosen, compile_s))) % 10**6}",

@@ -251,4 +251,10 @@ def floats(column: pd.Series) -> npt.NDArray[np.float64]:
 
 def _eager_fastest_first(df: pd.DataFrame) -> pd.DataFrame:
     measured = usable(df, "samples_per_s")
-    return _fastest_first(measured[measured["scope"] == Scope.EAGER])
+    return _fastest_first(measured[runs_eagerly(measured)])
+
+
+def runs_eagerly(df: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Tells of each trial whether nothing was compiled, also not by the script itself."""
+    is_eager: npt.NDArray[np.bool_] = (df["scope"] == Scope.EAGER).fillna(False).to_numpy(dtype=bool)
+    return is_eager & ~(floats(df["graphs"]) > 0)

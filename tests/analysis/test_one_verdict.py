@@ -155,3 +155,11 @@ def test_where_no_other_setting_is_usable_the_baseline_stays(make_sweep: MakeSwe
         .sentences[0]
         .startswith("Cannot tell whether any setting")
     )
+
+
+def test_a_script_that_compiles_itself_is_no_eager_setting(make_sweep: MakeSweep) -> None:
+    own = trial("scope=eager,as_written=on", 500, 15.0, graphs=1)
+    other = trial("scope=eager,optimizer=fused", 400, 0.5)
+    named = {one.what: one for one in ending(make_sweep([own, other])).named}
+    assert set(named) == {"cheapest that beats eager, today", "best eager"}
+    assert named["cheapest that beats eager, today"].compile == "15 s"
