@@ -383,3 +383,16 @@ def test_a_lever_is_added_to_the_cheaper_of_two_settings_that_are_as_good() -> N
     step = searching.next_step()
     assert step is not None
     assert (step.setting, step.reason) == (regional, "a setting as good and scope=regional")
+
+
+def test_an_hour_more_promises_less_where_combinations_gain_what_their_levers_do() -> None:
+    def model_of(interplay: float) -> tuple[float, float]:
+        searching = search(elsewhere(GAINS))
+        for place, setting in enumerate(SETTINGS[:14]):
+            told = row(setting, GAINS)
+            searching.tell({**told, "samples_per_s": told["samples_per_s"] * math.exp((place * 7 % 5 - 2) * interplay)})
+        return searching.model.likeliest_interplay(*searching._measured()), searching.forecast(3600.0)
+
+    (even, promises), (uneven, promises_more) = model_of(0.0), model_of(0.1)
+    assert even < uneven
+    assert promises <= promises_more
