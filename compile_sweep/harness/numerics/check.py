@@ -371,11 +371,15 @@ def _with_unsynchronized(found: _Advice, kernels: Sequence[str], settings: Compi
     """Returns the advice on kernels that read back what they store, if there are any, before other advice."""
     if not kernels or settings.backend is not None or _ORDERING in settings.inductor_options:
         return found
-    remedy = f"inductor.{_ORDERING}=off"
-    first = (
-        f"try {remedy}: Inductor's kernel {kernels[0]} reads back what it has just stored, without a barrier, and may read what "
-        "the step before left there (pytorch 190517)"
+    why = (
+        f"Inductor's kernel {kernels[0]} reads back what it has just stored, without a barrier, and may read what the step "
+        "before left there (pytorch 190517)"
     )
+    return _put_first(f"inductor.{_ORDERING}=off", why, found)
+
+
+def _put_first(remedy: str, why: str, found: _Advice) -> _Advice:
+    first = f"try {remedy}: {why}"
     return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
 
 
@@ -393,12 +397,8 @@ def _with_unfrozen(found: _Advice, eager: Trajectory, settings: CompileSettings)
         or option in dict(settings.dynamo or ())
     ):
         return found
-    remedy = f"dynamo.{option}=off"
-    first = (
-        f"try {remedy}: {late[0]} has gradients only from a later step on, and before torch 2.12 compiled code does not notice "
-        "that a parameter's requires_grad changed"
-    )
-    return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
+    why = "before torch 2.12 compiled code does not notice that a parameter's requires_grad changed"
+    return _put_first(f"dynamo.{option}=off", f"{late[0]} has gradients only from a later step on, and {why}", found)
 
 
 _REPEATS_ROUNDINGS = 1 / 8
