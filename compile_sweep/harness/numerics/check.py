@@ -293,7 +293,15 @@ def _zero_only_in(runs: Sequence[Trajectory], others: Sequence[Trajectory]) -> l
     ]
 
 
-_EAGER_LEVERS = ("memory_format", "matmul_precision", "sdpa_kernel", "float8", "activation_checkpointing", "optimizer")
+_EAGER_LEVERS = (
+    "attention",
+    "memory_format",
+    "matmul_precision",
+    "sdpa_kernel",
+    "float8",
+    "activation_checkpointing",
+    "optimizer",
+)
 """Fields that change how eager code computes."""
 
 _MIX = "triton.mix_order_reduction"

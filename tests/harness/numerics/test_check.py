@@ -238,6 +238,7 @@ def test_a_diverging_run_is_advised_nothing_that_it_has_or_cannot_have() -> None
     assert advice("scope=eager,memory_format=channels_last", is_script=True) == ""
     both = "try it without memory_format or without optimizer, to see which is at fault"
     assert advice("scope=eager,memory_format=channels_last,optimizer=fused") == both
+    assert advice("scope=eager,attention=unmasked,optimizer=fused").startswith("try it without attention or without optimizer")
 
 
 @pytest.mark.parametrize(("error", "expected"), [(1e-5, NumericsStatus.OK), (1e-3, NumericsStatus.DIVERGES)])
