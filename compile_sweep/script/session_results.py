@@ -108,7 +108,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,
         "batches_change": any(target.changing() for target in session.found.targets),
-        "shapes_recur": session.stream is None or not session.stream.keeps_new or not session.stream.new,
+        "shapes_recur": session.stream is None or session.stream.shapes_recur,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
         **facts_of_blocks(blocks),
     }

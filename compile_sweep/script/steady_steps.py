@@ -82,6 +82,11 @@ class Stream:
         return [one for one in self._uninterrupted if one.is_new]
 
     @property
+    def shapes_recur(self) -> bool:
+        """Whether enough steps had shapes that had come before."""
+        return sum(not one.is_new for one in self._uninterrupted) >= LEAST_SEEN * len(self._uninterrupted)
+
+    @property
     def extra_ms(self) -> float:
         """Milliseconds that a step with a new shape takes longer; 0 if that is within what steps vary by."""
         new = [one.compute_ms for one in self.new]
@@ -124,9 +129,7 @@ class Stream:
         new = new if are_last else largest_everywhere(new, self.device)
         self.taken += [replace(one, is_new=bool(is_new)) for one, is_new in zip(times, new, strict=True)]
         is_late = are_last or len(self.taken) >= MAX_NEW_STEPS or time.monotonic() - self._began >= MAX_NEW_S
-        uninterrupted = self._uninterrupted
-        hardly_ever_again = sum(not one.is_new for one in uninterrupted) < LEAST_SEEN * len(uninterrupted)
-        keeps_new = not self.extra_ms or (is_late and hardly_ever_again)
+        keeps_new = not self.extra_ms or (is_late and not self.shapes_recur)
         self.keeps_new = keeps_new if are_last else agreed(keeps_new, self.device)
         counted = self.times
         whole = len(counted) // self.pass_steps * self.pass_steps

@@ -141,11 +141,11 @@ def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     of_optimizer = 0.0
     if settings.optimizer in COMPILED_OPTIMIZERS:
         of_optimizer = _by_weights(_OPTIMIZER_S, *_OPTIMIZER_BY_WEIGHTS_S, facts.num_weights)
-    return _LEAST_COMPILE_S + of_one * _as_many_graphs(settings, facts) + of_optimizer
+    return _LEAST_COMPILE_S + of_one * _cost_of_graphs(settings, facts) + of_optimizer
 
 
-def _as_many_graphs(settings: CompileSettings, facts: WorkloadFacts) -> float:
-    """Returns the compile time of a setting's graphs, relative to that of one of them."""
+def _cost_of_graphs(settings: CompileSettings, facts: WorkloadFacts) -> float:
+    """Returns how many times as long as one graph all graphs of a setting take to compile."""
     if settings.dynamic is Dynamic.AUTO and facts.batches_change is False:
         return 1.0
     graphs = settings.num_graphs(facts.max_length, facts.min_length)

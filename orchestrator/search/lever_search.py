@@ -42,8 +42,8 @@ _LEVEL = 10.0  # standard deviation of the logarithm of the baseline's speed, ab
 _INTERPLAY = 0.12  # standard deviation of the part of a setting's log speed that its levers do not explain individually
 
 _INTERPLAYS = (0.02, 0.03, 0.05, 0.08, _INTERPLAY)
-"""Values of the same that a forecast chooses from, by what was measured. Where 16 settings of nanoGPT were equally fast, another
-hour would have gained 19 % by the usual one, and 3 % by the likeliest.
+"""Standard deviations that a forecast chooses from in place of `_INTERPLAY`, by what was measured. After 16 equally fast
+settings of nanoGPT, the forecast of another hour was a gain of 19 % by `_INTERPLAY`, and of 3 % by the likeliest of these.
 """
 
 _ALIKE = 0.6

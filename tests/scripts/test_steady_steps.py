@@ -60,6 +60,12 @@ def test_samples_are_those_of_the_steps_that_count() -> None:
     assert stream.mean_size() == (4.0, 1.0)
 
 
+@pytest.mark.parametrize(("seen", "recur"), [(0, False), (2, False), (4, True), (10, True)])
+def test_shapes_recur_if_enough_steps_have_a_known_one_however_long_new_ones_take(seen: int, recur: bool) -> None:
+    stream = _stream(*[_steps((10.0, place >= seen)) for place in range(10)])
+    assert stream.shapes_recur is recur
+
+
 @pytest.mark.slow
 def test_what_a_length_costs_when_it_first_comes_is_warm_up(run: Run, folder: Path) -> None:
     (folder / "lengths.py").write_text(
