@@ -188,8 +188,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
 
         def report(window: Window, peaks: MemoryPeaks) -> None:
             early = _early(run, warmup, window, peaks)
-            # What runs eagerly is measured to its end, because the reason for that says more than the speed.
-            if not diagnostics.runs_eagerly:
+            if not diagnostics.tells_more_than_speed:  # which would be lost if the trial were stopped by its figures
                 on_early(early)
 
         found = _steady(run, late, report)

@@ -482,7 +482,7 @@ class Session:
         first = not self.stream.passes
         self.stream.take(times)
         # What runs eagerly is measured to its end, because the reason for that says more than the speed.
-        if first and self.stream.passes and not self.diagnostics.runs_eagerly:
+        if first and self.stream.passes and not self.diagnostics.tells_more_than_speed:
             self._on_first_pass(self)
         if self.stream.is_long_enough():
             self._end()

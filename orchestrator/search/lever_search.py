@@ -266,11 +266,13 @@ class LeverSearch:
         if is_amended and is_usable:  # a remedy has helped
             for one in self._struck.pop(setting.key, ()):
                 self._untried.put_back(one)
-        if is_amended or not is_usable or self._is_best(loss):
-            self._remedies.tell(setting, record, is_usable=is_usable)
-        self._tried[place] = is_usable or record["status"] == Status.STOPPED
-        if self._tried[place] and loss is not None and (speed := self._log_speed(loss)) is not None:
-            self._speeds[place] = speed
+        speed = None if loss is None else self._log_speed(loss)
+        if is_amended or not is_usable or self._is_best(loss) or record.get("graph_break_reasons"):
+            helps = is_usable and (speed is None or speed >= self._speeds.get(place, -math.inf))
+            self._remedies.tell(setting, record, is_usable=is_usable, helps=helps)
+        self._tried[place] = is_usable or record["status"] == Status.STOPPED or (is_amended and place in self._speeds)
+        if (is_usable or record["status"] == Status.STOPPED) and speed is not None:
+            self._speeds[place] = max(speed, self._speeds.get(place, -math.inf)) if is_amended else speed
         wall_s = max(later_wall_s(figure(record, "wall_s") or 0.0, record.get("phases_s") or {}), 1e-3)
         self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
 

@@ -49,12 +49,16 @@ class Remedies:
         """Returns a setting with the remedy that helped others of its scope."""
         return self._kept.get(setting.key, setting)
 
-    def tell(self, setting: CompileSettings, record: Record, *, is_usable: bool) -> None:
-        """Learns from the record of a setting, of which a remedy is tried next if its advice names one that was not tried."""
+    def tell(self, setting: CompileSettings, record: Record, *, is_usable: bool, helps: bool) -> None:
+        """Learns from the record of a setting, of which a remedy is tried next if its advice names one that was not tried.
+
+        Args:
+            helps: Whether it is usable, and no slower than without its remedy if that was usable, too.
+        """
         if (retry := self._retries.get(str(record["settings_key"]))) is not None:
             self.begin(retry)
             fails_later = retry.label == record.get("label") == Label.COMPILE_ERROR and remedy_of(record) != retry.remedy
-            if (is_usable or fails_later) and self._kept.get(retry.tried.key) != retry.amended:
+            if (helps or fails_later) and self._kept.get(retry.tried.key) != retry.amended:
                 self._keep(retry)
             if is_usable:
                 return

@@ -22,6 +22,7 @@ from torch._inductor.virtualized import V
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.diagnostics import torch_logs
 from compile_sweep.harness.diagnostics.coverage import Expectation
+from compile_sweep.schema.causes.breaks import cause_of_break
 
 MAX_FINDINGS = 100  # maximum number of different findings of one kind that are kept; a longer list would help nobody
 
@@ -53,9 +54,14 @@ class Diagnostics:
     """A sentence for each thing that should be compiled but runs eagerly, apart from recompile limits that were hit."""
 
     @property
-    def runs_eagerly(self) -> bool:
-        """Whether something that should be compiled is known to run eagerly, which makes the setting unusable."""
-        return bool(self.recompile_limit_hits or self.fallbacks)
+    def tells_more_than_speed(self) -> bool:
+        """Whether a trial is worth its end, however slow it is.
+
+        It is if something that should be compiled runs eagerly, which makes the setting unusable, or if an option is known that
+        mends a graph break.
+        """
+        mended = (cause.remedy for text in self.graph_break_reasons if (cause := cause_of_break(text)) is not None)
+        return bool(self.recompile_limit_hits or self.fallbacks) or any(mended)
 
 
 @contextmanager

@@ -323,3 +323,15 @@ def test_findings_do_not_depend_on_what_torch_is_told_to_log(logs: str, reposito
         del environment["TORCH_LOGS"]
     run = subprocess.run([sys.executable, "-c", WATCH], env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert run.stdout.split() == ["1", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("headline", "explanation", "tells"),
+    [
+        ("Dynamic shape operator", "Operator `aten.nonzero.default`'s output shape depends on input Tensor data.", True),
+        ("Call to `torch._dynamo.graph_break()`", "User-inserted graph break. Message: None", False),
+    ],
+)
+def test_a_break_tells_more_than_speed_if_an_option_mends_it(headline: str, explanation: str, tells: bool) -> None:
+    found = Diagnostics(graph_break_reasons=[f"model.py:3 in forward: {headline}\n  explanation: {explanation}"])
+    assert found.tells_more_than_speed is tells

@@ -153,3 +153,28 @@ def test_what_a_trial_advises_is_read_from_what_was_found() -> None:
     assert remedy_of({"graph_break_reasons": ["net.py:2 in f: print", rows]}) == "dynamo.capture_dynamic_output_shape_ops=on"
     assert remedy_of({"label": "diverges", "numerics": NUMERICS}) == REMEDY
     assert remedy_of({"label": "out-of-memory", "reason": "the device ran out of memory"}) is None
+
+
+BREAK = (
+    "model.py:3 in forward: Dynamic shape operator\n"
+    "  explanation: Operator `aten.nonzero.default`'s output shape depends on input Tensor data."
+)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_break_is_mended_although_its_setting_works_and_the_remedy_is_kept_if_it_is_no_slower(faster: bool) -> None:
+    remedy = "dynamo.capture_dynamic_output_shape_ops=on"
+    search, steps = new_search(), []
+    while (step := search.next_step()) is not None:
+        steps.append(step)
+        has_remedy = "capture_dynamic_output_shape_ops" in step.setting.key
+        told = row(step.setting, {}, mends=True, scopes=())
+        if step.setting.scope == "full":  # slower than eager, with its breaks or without
+            told["samples_per_s"] = 50.0 if has_remedy is faster else 40.0
+            told["graph_break_reasons"] = [] if has_remedy else [BREAK]
+        search.tell(told)
+    full = [step for step in steps if step.setting.scope == "full"]
+    assert f"{full[0].setting.key},{remedy}" == full[1].setting.key
+    assert full[1].reason == f"{remedy}, which the advice on the same without it names"
+    assert all(("capture_dynamic_output_shape_ops" in step.setting.key) is faster for step in full[2:])
+    assert len({step.setting.key for step in steps}) == len(steps)
