@@ -28,7 +28,7 @@ from compile_sweep.schema.record import TRIALS_FILE, Caches, TrialRecord
 from compile_sweep.schema.settings import CompileSettings, Padding
 from orchestrator.search import lever_prior
 from orchestrator.search.lever_prior import SCHEMA_VERSION, LeverGain, Prior
-from orchestrator.search.levers import COMPILED_OPTIMIZER, Lever, changed, kind_of, levers_of
+from orchestrator.search.levers import TOGETHER, Lever, changed, kind_of, levers_of
 
 PROG = "python -m benchmarks.levers.lever_prior"
 ROOT = Path(__file__).parents[2]
@@ -123,8 +123,8 @@ def _pulled(before: _Trial, after: _Trial, *, has_lengths: bool) -> Lever | None
     if len(names) != 1 or names[0] in before.levers or names[0] == "workload":
         return None
     (name,) = names
-    if name == COMPILED_OPTIMIZER and "optimizer" not in before.levers:
-        return None  # gains what a fused one would, too
+    if (along := TOGETHER.get(name)) and before.levers.get(along) != after.levers.get(along):
+        return None  # gains what the other does, too
     if name == "scope" and has_lengths and before.padding != after.padding:
         return None  # pads to another number of tokens per batch
     return Lever(name, after.levers[name])

@@ -270,8 +270,9 @@ class LeverSearch:
         if is_amended or not is_usable or self._is_best(loss) or record.get("graph_break_reasons"):
             helps = is_usable and (speed is None or speed >= self._speeds.get(place, -math.inf))
             self._remedies.tell(setting, record, is_usable=is_usable, helps=helps)
-        self._tried[place] = is_usable or record["status"] == Status.STOPPED or (is_amended and place in self._speeds)
-        if (is_usable or record["status"] == Status.STOPPED) and speed is not None:
+        works = is_usable or record["status"] == Status.STOPPED
+        self._tried[place] = works or (is_amended and place in self._speeds)
+        if works and speed is not None:
             self._speeds[place] = max(speed, self._speeds.get(place, -math.inf)) if is_amended else speed
         wall_s = max(later_wall_s(figure(record, "wall_s") or 0.0, record.get("phases_s") or {}), 1e-3)
         self._took[place] = _Took(figure(record, "compile_s"), wall_s, record.get("compile_phases_s") or {})
@@ -377,7 +378,9 @@ class LeverSearch:
         best = self.best()
         if best is None or self._candidates.settings[best].scope is Scope.EAGER:
             return fitting[:0]
-        return np.array([place for place in fitting if self._distance(self._base_of(place), place) <= 1], dtype=np.intp)
+        bases = self._bases(best)
+        near = [place for place in fitting if min(self._distance(base, place) for base in bases) <= 1]
+        return np.array(near, dtype=np.intp)
 
     def _won_elsewhere(self, fitting: Indices) -> Indices:
         """While the best is eager, returns the candidates whose levers should all gain: one unknown could fail them all."""
@@ -386,10 +389,8 @@ class LeverSearch:
             return fitting[:0]
         return np.array([place for place in fitting if self.model.is_promising[place]], dtype=np.intp)
 
-    def _base_of(self, place: int) -> int:
-        """Returns the index of the best setting, or of one as good that compiled faster, whichever differs in fewest levers."""
-        best = self.best()
-        assert best is not None
+    def _bases(self, best: int) -> list[int]:
+        """Returns the index of the best setting, then those of compiled ones that are as good and compiled faster."""
         compile_s = {one: took.compile_s or 0.0 for one, took in self._took.items()}
         as_good = [
             one
@@ -398,7 +399,7 @@ class LeverSearch:
             and self._candidates.settings[one].scope is not Scope.EAGER
             and compile_s.get(one, 0.0) < compile_s.get(best, 0.0)
         ]
-        return min([best, *as_good], key=lambda base: self._distance(base, place))
+        return [best, *as_good]
 
     def _distance(self, one: int, other: int) -> int:
         return len(changed(self.model.levers[one], self.model.levers[other]))
@@ -459,7 +460,7 @@ class LeverSearch:
 
     def _reason(self, place: int) -> str:
         best = self.best()
-        base = None if best is None else self._base_of(place)
+        base = None if best is None else min(self._bases(best), key=lambda base: self._distance(base, place))
         mine = self.model.levers[place]
         before: Mapping[str, str] = {} if base is None else self.model.levers[base]
         names = changed(before, mine)

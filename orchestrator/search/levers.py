@@ -31,8 +31,8 @@ _TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 COMPILED_OPTIMIZER = "compiled_optimizer"
 """Lever of a compiled optimizer beside a fused one's, since both save the same: 0.99 to 1.02 × a fused one (docs/results.md)."""
 
-_TOGETHER = ((COMPILED_OPTIMIZER, "optimizer"), ("dynamic", "options.triton.mix_order_reduction"))
-"""Levers, and the one that may change with each of them."""
+TOGETHER = {COMPILED_OPTIMIZER: "optimizer", "dynamic": "options.triton.mix_order_reduction"}
+"""Names of levers, and of the one that may change with each of them."""
 
 _UNNUMBERED = ("buckets", "bucket_size")  # fields whose values belong to one workload's lengths
 
@@ -78,7 +78,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     without mix-order reductions, whose guard creates a second graph for them (docs/log.md).
     """
     ignored = LENGTHS if ("scope" in before) != ("scope" in after) else ()
-    for name, goes_along in _TOGETHER:
+    for name, goes_along in TOGETHER.items():
         if before.get(name) != after.get(name):
             ignored = (*ignored, goes_along)
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in ignored)

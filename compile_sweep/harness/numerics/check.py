@@ -242,9 +242,10 @@ def judge(
             worst = f"gradients of {', '.join(zero[:_MAX_NAMED])}{others} {ZERO_IN_EAGER if lost else ZERO_GRADIENTS}"
     advice = _Advice(REENTRANT_CHECKPOINT if lost else None)
     if status is NumericsStatus.DIVERGES and not lost:
+        settings = settings or CompileSettings()
         advice = _advice(references, gradient_check, settings, recompiles, is_script=is_script, on_gpu=on_gpu)
-        advice = _with_unsynchronized(advice, unsynchronized, settings or CompileSettings())
-        advice = _with_unfrozen(advice, references.eager, settings or CompileSettings())
+        advice = _with_unsynchronized(advice, unsynchronized, settings)
+        advice = _with_unfrozen(advice, references.eager, settings)
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -323,14 +324,13 @@ class _Advice(NamedTuple):
 def _advice(
     references: References,
     gradient_check: GradientCheck | None,
-    settings: CompileSettings | None,
+    settings: CompileSettings,
     recompiles: Sequence[str],
     *,
     is_script: bool,
     on_gpu: bool,
 ) -> _Advice:
     bisect = "--bisect with this setting, which names the module"
-    settings = settings or CompileSettings()
     options, uses_inductor = settings.inductor_options, settings.backend is None
     if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
         others = [

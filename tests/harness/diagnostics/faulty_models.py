@@ -19,7 +19,7 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagn
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
-def noticing_unfreezing() -> contextlib.AbstractContextManager[Any]:
+def _noticing_unfreezing() -> contextlib.AbstractContextManager[Any]:
     """Has compiled code notice that a parameter's requires_grad changed, as torch itself does from 2.12 on."""
     if TORCH >= (2, 12):
         return contextlib.nullcontext()
@@ -112,7 +112,7 @@ def run(
     torch.manual_seed(0)
     net = type("Model", (Net,), {"forward": forward})()
     compiled = torch.compile(net, backend="eager", dynamic=dynamic)
-    with capture_diagnostics() as found, warnings.catch_warnings():
+    with _noticing_unfreezing(), capture_diagnostics() as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in range(steps):
             with around(net, number) if around else contextlib.nullcontext():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from faulty_models import TORCH, Net, is_clean, noticing_unfreezing, run
+from faulty_models import TORCH, Net, is_clean, run
 from test_recompile_causes import cause_of, dropped
 from torch import Tensor, nn
 
@@ -105,8 +105,7 @@ def frozen_at_first(net: Net, number: int) -> Iterator[None]:
 
 
 def test_layers_that_are_unfrozen_late_take_one_graph_more() -> None:
-    with noticing_unfreezing():
-        found = run(dropped, around=frozen_at_first)
+    found = run(dropped, around=frozen_at_first)
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
     assert [one.name for guard in guards if (one := cause_of_guard(guard))] == ["frozen and trained parameters"], guards
     assert is_clean(found)

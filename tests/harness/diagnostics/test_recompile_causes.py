@@ -13,20 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_models import (
-    FEW,
-    TORCH,
-    Case,
-    Net,
-    is_clean,
-    noticing_unfreezing,
-    plain,
-    run,
-    run_mended,
-    with_hook_added,
-    with_mask,
-    with_rows,
-)
+from faulty_models import FEW, TORCH, Case, Net, is_clean, plain, run, run_mended, with_hook_added, with_mask, with_rows
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -437,8 +424,7 @@ def dropped(net: Net, x: Tensor) -> Tensor:
     ],
 )
 def test_what_changes_around_the_model_has_its_cause_and_two_graphs(cause: str, around: Callable[[Net, int], Any]) -> None:
-    with noticing_unfreezing():
-        found = run(dropped, around=around)
+    found = run(dropped, around=around)
     guards = [text.partition("): ")[2] for text in found.recompile_reasons]
     assert [one.name for guard in guards if (one := cause_of_guard(guard))] == [cause], guards
     assert found.graphs == 2
