@@ -65,6 +65,13 @@ def search(prior: Prior, **options: Any) -> LeverSearch:
     return LeverSearch(Candidates(SETTINGS), SPEED, WorkloadFacts(max_length=1), prior=prior, **options)
 
 
+def tell_first(searching: LeverSearch, model: Mapping[str, Any]) -> None:
+    """Tells a search the result of its first setting, with facts about the model."""
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "model_facts": model})
+
+
 def run(searching: LeverSearch, gains: Mapping[str, float], broken: str | None = None) -> list[Step]:
     """Returns the steps of a whole search."""
     steps = []
@@ -268,9 +275,7 @@ def _measured(rows: Mapping[str, Any]) -> list[tuple[CompileSettings, Any]]:
 )
 def test_levers_that_a_scripts_model_has_no_use_for_are_proposed_no_more(model: dict[str, Any], proposed: set[str]) -> None:
     searching = search(elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": model})
+    tell_first(searching, model)
     steps = run(searching, {**GAINS, "scope=full": 0.0})
     found = {"memory_format"} if any(step.setting.memory_format for step in steps) else set()
     found |= {"regional"} if any(step.setting.scope == "regional" for step in steps) else set()
@@ -280,9 +285,7 @@ def test_levers_that_a_scripts_model_has_no_use_for_are_proposed_no_more(model: 
 @pytest.mark.parametrize("can_compile", [True, False])
 def test_nothing_compiled_is_proposed_for_a_script_that_differentiates_its_gradients_again(can_compile: bool) -> None:
     searching = search(elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"can_compile": can_compile}})
+    tell_first(searching, {"can_compile": can_compile})
     scopes = {step.setting.scope for step in run(searching, GAINS)}
     assert (Scope.FULL in scopes, Scope.REGIONAL in scopes) == (can_compile, can_compile)
 
@@ -290,9 +293,7 @@ def test_nothing_compiled_is_proposed_for_a_script_that_differentiates_its_gradi
 @pytest.mark.parametrize(("known", "is_proposed"), [({}, True), ({"has_fused": True}, True), ({"has_fused": False}, False)])
 def test_a_fused_optimizer_is_proposed_unless_torch_is_known_to_have_none(known: dict[str, bool], is_proposed: bool) -> None:
     searching = search(elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": known})
+    tell_first(searching, known)
     assert any(step.setting.optimizer is OptimizerKind.FUSED for step in run(searching, GAINS)) is is_proposed
 
 
@@ -302,9 +303,7 @@ def test_a_fused_optimizer_is_proposed_unless_torch_is_known_to_have_none(known:
 def test_a_compiled_loss_is_proposed_unless_the_script_is_known_to_have_none(known: dict[str, bool], is_proposed: bool) -> None:
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,compile_loss=on")]
     searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, **known}})
+    tell_first(searching, {"has_blocks": True, **known})
     assert any(step.setting.compile_loss for step in run(searching, {**GAINS, "compile_loss=on": 0.1})) is is_proposed
 
 
@@ -313,9 +312,7 @@ def test_keeping_activations_is_proposed_unless_the_script_is_known_to_recompute
     keeps = ",activation_checkpointing=off"
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", f"eager{keeps}", f"full{keeps}")]
     searching = LeverSearch(Candidates(settings), SPEED, replace(SCRIPT_FACTS, recomputes=True), prior=elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "recomputes": recomputes}})
+    tell_first(searching, {"has_blocks": True, "recomputes": recomputes})
     steps = run(searching, {**GAINS, "activation_checkpointing=off": 0.2})
     assert any(step.setting.activation_checkpointing for step in steps) is recomputes
 
@@ -324,9 +321,7 @@ def test_keeping_activations_is_proposed_unless_the_script_is_known_to_recompute
 def test_matmul_precision_is_proposed_unless_the_script_is_known_to_autocast(autocasts: bool) -> None:
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,matmul_precision=high")]
     searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "autocasts": autocasts}})
+    tell_first(searching, {"has_blocks": True, "autocasts": autocasts})
     steps = run(searching, {**GAINS, "matmul_precision=high": 0.1})
     assert any(step.setting.matmul_precision for step in steps) is not autocasts
 
@@ -334,9 +329,7 @@ def test_matmul_precision_is_proposed_unless_the_script_is_known_to_autocast(aut
 @pytest.mark.parametrize("has_optimizer", [True, False])
 def test_an_optimizers_settings_are_proposed_if_the_script_has_one(has_optimizer: bool) -> None:
     searching = search(elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "has_optimizer": has_optimizer}})
+    tell_first(searching, {"has_blocks": True, "has_optimizer": has_optimizer})
     assert any(step.setting.optimizer == "fused" for step in run(searching, GAINS)) is has_optimizer
 
 
@@ -345,9 +338,7 @@ def test_lengths_are_marked_first_if_a_scripts_batches_change_and_never_if_they_
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full,dynamic=auto", "full,dynamic=mark")]
     settings.append(CompileSettings.parse("scope=full,dynamic=auto,optimizer=fused"))
     searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "batches_change": changes}})
+    tell_first(searching, {"has_blocks": True, "batches_change": changes})
     steps = run(searching, GAINS)
     assert [step.setting.dynamic for step in steps][:1] == ["mark" if changes else "auto"]
     assert any(step.setting.dynamic == "mark" for step in steps) is changes
@@ -357,9 +348,7 @@ def test_lengths_are_marked_first_if_a_scripts_batches_change_and_never_if_they_
 @pytest.mark.parametrize("recur", [True, False])
 def test_cuda_graphs_are_proposed_unless_the_shapes_of_a_scripts_batches_hardly_come_again(recur: bool) -> None:
     searching = search(elsewhere(GAINS))
-    first = searching.next_step()
-    assert first is not None
-    searching.tell({**row(first.setting, GAINS), "model_facts": {"has_blocks": True, "shapes_recur": recur}})
+    tell_first(searching, {"has_blocks": True, "shapes_recur": recur})
     assert any(step.setting.claims_cudagraphs for step in run(searching, GAINS)) is recur
 
 
