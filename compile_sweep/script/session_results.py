@@ -3,19 +3,21 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from compile_sweep.contract.inspect_model import facts_of_blocks, preferred_memory_format
+from compile_sweep.contract.inspect_model import facts_of_blocks, has_attention, preferred_memory_format
 from compile_sweep.harness import memory, steady
+from compile_sweep.schema.choices import SdpaKernel
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.record import Measurement
+from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import has_fused
 from compile_sweep.script.session import Session
-from compile_sweep.script.steady_steps import Stream
+from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
 
 
 def measurement(session: Session) -> Measurement:
@@ -81,7 +83,7 @@ def compile_s_of(session: Session) -> float:
     """Returns the seconds that the warm-up, and later steps with new shapes, took beyond a typical step, without evaluations."""
     stream = _stream(session)
     counted = [one for one in session.warmup if stream.keeps_interrupted or not one.interrupted]
-    counted += [] if stream.keeps_new else stream.new
+    counted += stream.prepared
     return max(0.0, sum(one.compute_ms - stream.median_ms for one in counted) / 1e3)
 
 
@@ -125,6 +127,28 @@ def other_batch_size(session: Session) -> str | None:
         f"the script was given a batch size of {asked}, and a step has {found}, so that sizes cannot be compared; name the "
         "option that sets it with --batch-arg, or leave batch_size out"
     )
+
+
+PLANNED_ATTENTION = (
+    "batches keep coming in new shapes; where attention has a mask, torch takes cuDNN's kernels on Hopper and later, which are "
+    "planned anew for each shape: try sdpa_kernel=efficient"
+)
+
+
+def plans_attention(settings: CompileSettings, device: torch.device, stream: Stream, attends: Iterable[bool]) -> bool:
+    """Tells whether the attention kernels of a script's steps may have to be planned in each of many steps, on the CPU.
+
+    A public report has 0.44 s for the forward pass and 0.55 s for the backward pass on a B200 with torch 2.11, in one step in
+    six (https://github.com/modelscope/FunASR/issues/3704).
+
+    Args:
+        settings: What the script was measured with.
+        device: Where the script trains.
+        stream: Its timed steps.
+        attends: Whether each of its modules computes attention.
+    """
+    is_planned = device.type == "cuda" and settings.sdpa_kernel in (None, SdpaKernel.CUDNN)
+    return is_planned and (not stream.shapes_recur or stream.extra_ms > 0) and any(attends)
 
 
 TWICE = "always run eagerly, because the script differentiates its gradients again (create_graph=True)"
@@ -188,6 +212,13 @@ def _findings(session: Session) -> Iterator[str]:
             f"{new} of {all_steps} timed steps had a batch of a shape that had not come "
             f"{'twice' if session.has_graphs else 'before'}, and each took {stream.extra_ms:.0f} ms longer; {counts}"
         )
+    if stream is not None and stream.keeps_new and (slow := len(stream.prepared)):
+        steps = "1 timed step with a new shape" if slow == 1 else f"{slow} timed steps with new shapes"
+        yield f"{steps} took more than {FAR_SLOWER:g} times as long as a typical one, which counts as warm-up"
+    if stream is not None and plans_attention(
+        session.settings, session.device, stream, (has_attention(target.module) for target in found.targets)
+    ):
+        yield PLANNED_ATTENTION
     if stream is not None and stream.keeps_interrupted:
         yield "most steps also call the model without gradients, which counts as part of the step"
     if stream is not None and (shift := steady.find_shift(stream.passes)):

@@ -34,8 +34,10 @@ _USUAL_REGIONAL_SHARE = 1 / 3
 _AUTOTUNE_FACTOR = 4.0
 """max-autotune relative to default: 53.2 s to 8.8 s for a regional compile (docs/log.md), less for a whole model."""
 
-_ALL_SYMBOLIC_FACTOR = 2.0
-"""dynamic=true relative to one length: 160 s to 73 s for the whole captioning model (docs/results/h200-captioning)."""
+_SYMBOLIC_FACTOR = 2.0
+"""dynamic=true relative to one length: 160 s to 73 s for the whole captioning model (docs/results/h200-captioning). So is
+dynamic=mark for a script, all of whose changing dimensions are marked: a whole T5-base took 155 s.
+"""
 
 _OPTIMIZER_S = 40.0
 """Seconds of a compiled optimizer, one graph over all parameters: 64 s more than a fused one on an H200
@@ -137,7 +139,6 @@ def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     of_one *= _AUTOTUNE_FACTOR if settings.tunes else 1.0
     if settings.scope is Scope.REGIONAL:
         of_one *= _USUAL_REGIONAL_SHARE if facts.regional_share is None else facts.regional_share
-    of_one *= _ALL_SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     of_optimizer = 0.0
     if settings.optimizer in COMPILED_OPTIMIZERS:
         of_optimizer = _by_weights(_OPTIMIZER_S, *_OPTIMIZER_BY_WEIGHTS_S, facts.num_weights)
@@ -148,11 +149,14 @@ def _cost_of_graphs(settings: CompileSettings, facts: WorkloadFacts) -> float:
     """Returns how many times as long as one graph all graphs of a setting take to compile."""
     if settings.dynamic is Dynamic.AUTO and facts.batches_change is False:
         return 1.0
+    if facts.batches_change:
+        return _SYMBOLIC_FACTOR + (settings.dynamic is Dynamic.AUTO)  # which first compiles a graph for one shape
     graphs = settings.num_graphs(facts.max_length, facts.min_length)
+    symbolic = _SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5.
     # One for all lengths shares no kernels with that of the first length: the whole captioning model took 458 s with
     # dynamic=auto and 156 s with mark, its regions 21 and 15 s (docs/results.md).
-    return float(graphs) if settings.dynamic is Dynamic.AUTO else math.sqrt(graphs)
+    return symbolic * (graphs if settings.dynamic is Dynamic.AUTO else math.sqrt(graphs))
 
 
 def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | None) -> float:

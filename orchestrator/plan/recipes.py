@@ -70,22 +70,24 @@ def _lengths(target: Target) -> list[Candidate]:
 
 def _levers(target: Target) -> list[list[Candidate]]:
     """Returns levers that often gain, besides what is compiled, each as a list of choices; all are crossed."""
-    levers: list[Candidate] = []
+    levers: list[list[Candidate]] = [_lengths(target)]
     if target.trains:
-        levers.append({"optimizer": "fused"})
+        levers.append([{}, {"optimizer": "fused"}])
     if target.row_lengths and target.has_lengths:
-        levers.append({"group_window": GROUP_WINDOW})
+        levers.append([{}, {"group_window": GROUP_WINDOW}])
     if target.memory_format is not None:
-        levers.append({"memory_format": target.memory_format})
+        levers.append([{}, {"memory_format": target.memory_format}])
     if target.recomputes:
-        levers.append({"activation_checkpointing": "off"})
+        levers.append([{}, {"activation_checkpointing": "off"}])
     if Attention.UNMASKED in target.attentions:
-        levers.append({"attention": "unmasked"})
+        levers.append([{}, {"attention": "unmasked"}])
     if target.has_gpu and target.has_attention:
-        levers.append({"sdpa_kernel": "cudnn"})
+        # A script may mask its attention and change its shapes, for each of which cuDNN plans a kernel.
+        kernels = ["cudnn", *(["efficient"] if target.is_script else [])]
+        levers.append([{}, *({"sdpa_kernel": kernel} for kernel in kernels)])
     if target.has_gpu and not target.autocasts:
-        levers.append({"matmul_precision": "high"})
-    return [_lengths(target), *([{}, lever] for lever in levers)]
+        levers.append([{}, {"matmul_precision": "high"}])
+    return levers
 
 
 def _rare_levers(target: Target) -> list[Candidate]:

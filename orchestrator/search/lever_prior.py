@@ -40,10 +40,17 @@ BELIEFS: Mapping[str, tuple[float, float]] = {
     "compiled_optimizer=compiled": (0.0, 0.05),
     "activation_checkpointing=off": (0.2, 0.1),  # a forward less of three or four passes as long as one
     "attention=unmasked": (0.05, 0.15),
+    "sdpa_kernel=efficient": (-0.05, 0.08),
     "max_autotune=on": (0.0, 0.06),
 }
 """Expert estimates of levers' gains, as `log_gain` and `spread`. They are written by hand and count as one more workload, so that
 they decide only where no sweep has shown the lever. Other levers are expected to gain nothing.
+"""
+
+WHERE_SHAPES_CHANGE: Mapping[str, tuple[float, float]] = {"sdpa_kernel=efficient": (0.3, 0.3), "sdpa_kernel=cudnn": (-0.3, 0.3)}
+"""The same where a script's batches change in shape and its model has attention; recorded sweeps, whose shapes are few, do not
+count. cuDNN plans its kernels anew for each shape: without it, steps took 0.10 instead of 0.24 s on average on a B200
+(https://github.com/modelscope/FunASR/issues/3704).
 """
 
 _WORTH_ELSEWHERE = 0.5  # weight of a workload on another kind of device
@@ -91,8 +98,13 @@ class Expectation(NamedTuple):
 class Prior:
     """What levers gained on some workloads."""
 
-    def __init__(self, gains: Iterable[LeverGain] = (), device: str | None = None) -> None:
-        self._device = device
+    def __init__(
+        self,
+        gains: Iterable[LeverGain] = (),
+        device: str | None = None,
+        beliefs: Mapping[str, tuple[float, float]] = BELIEFS,
+    ) -> None:
+        self._device, self._beliefs = device, beliefs
         self._gains: dict[tuple[str, bool], list[LeverGain]] = defaultdict(list)
         for gain in gains:
             self._gains[gain.lever, gain.compiled].append(gain)
@@ -100,7 +112,12 @@ class Prior:
     def elsewhere(self, workload: str, *, has_gpu: bool) -> Self:
         """Returns the entries of workloads in other families."""
         every = [gain for gains in self._gains.values() for gain in gains if family(gain.workload) != family(workload)]
-        return type(self)(every, "cuda" if has_gpu else "cpu")
+        return type(self)(every, "cuda" if has_gpu else "cpu", self._beliefs)
+
+    def with_beliefs(self, beliefs: Mapping[str, tuple[float, float]]) -> Self:
+        """Returns a prior in which levers are expected to be worth this in place of what they were elsewhere."""
+        every = [gain for gains in self._gains.values() for gain in gains if gain.lever not in beliefs]
+        return type(self)(every, self._device, {**self._beliefs, **beliefs})
 
     def of(self, lever: Lever, *, compiled: bool) -> Expectation:
         """Returns what a lever is expected to be worth."""
@@ -111,7 +128,7 @@ class Prior:
         groups = _by_family([gain for gain in found if gain.pairs])
         weights = [1.0 if self._device in (None, gains[0].device) else _WORTH_ELSEWHERE for gains in groups]
         unknown = _OPTION_SPREAD if lever.name.startswith("workload.") else _USUAL_SPREAD
-        believed, spread = BELIEFS.get(name, (0.0, unknown))
+        believed, spread = self._beliefs.get(name, (0.0, unknown))
         total = 1 + sum(weights)
         middles = [statistics.fmean(gain.log_gain for gain in gains) for gains in groups]
         mean = (believed + _product(weights, middles)) / total

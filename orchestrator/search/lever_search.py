@@ -31,7 +31,7 @@ from orchestrator.plan.estimates import (
     without_recording,
 )
 from orchestrator.search.candidates import Candidates, Untried
-from orchestrator.search.lever_prior import Expectation, Prior
+from orchestrator.search.lever_prior import WHERE_SHAPES_CHANGE, Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
 from orchestrator.search.remedies import Remedies
 
@@ -78,6 +78,9 @@ _AS_GOOD = 0.02
 compile, as SegFormer's with a fused optimizer does, of which a compiled one is 2 % ahead.
 """
 
+_UNKNOWN_PACE, _KNOWN_PACE = 0.7, 0.3
+"""Spread of the logarithm of a trial's seconds over what is expected, before and after anything has compiled."""
+
 _STRAY_FAILURES = 0.1  # fraction of settings that fail although each of their levers works
 _MOST_PLANNED = 8  # maximum number of settings that are planned ahead: later ones depend on the results of these
 _DRAWS = 256  # number of draws of possible results for a forecast
@@ -111,22 +114,26 @@ class LeverModel:
         """Levers of each candidate, without those that all compiled candidates pull."""
         self.known = sorted({Lever(*item) for levers in self.levers for item in levers.items()})
         self._place = {lever: place for place, lever in enumerate(self.known)}
-        self._expected = {
-            (lever, compiled): _expected(prior, lever, compiled) for lever in self.known for compiled in (False, True)
-        }
         self._is_compiled = np.array(["scope" in levers for levers in every])
         padded = np.log([tokens(setting) for setting in candidates.settings])
         self._saved: Floats = padded.max() - padded
         self._pulls = np.zeros((len(every), len(self.known)), dtype=bool)
         for row, levers in enumerate(self.levers):
             self._pulls[row, [self._place[Lever(*item)] for item in levers.items()]] = True
+        self.interplay = _INTERPLAY
+        """Standard deviation of the part of a log speed that levers do not explain individually."""
+        self.expect(prior)
+
+    def expect(self, prior: Prior) -> None:
+        """Takes what levers are expected to be worth from a prior."""
+        self._expected = {
+            (lever, compiled): _expected(prior, lever, compiled) for lever in self.known for compiled in (False, True)
+        }
         gains = [sum(self.expected(Lever(*item), levers).log_gain for item in levers.items()) for levers in self.levers]
         self._means: Floats = np.array(gains) + _PER_TOKEN * self._saved
         self.is_promising = np.array([self._wins(levers) for levers in self.levers])
         """For each candidate, whether all of its levers are expected to gain enough; scope and lengths do not count."""
         self._spreads: Floats = np.array([self._expected[lever, True].spread for lever in self.known])
-        self.interplay = _INTERPLAY
-        """Standard deviation of the part of a log speed that levers do not explain individually."""
 
     def expected(self, lever: Lever, levers: Mapping[str, str]) -> Expectation:
         """Returns what a lever was worth elsewhere, among other levers that are pulled."""
@@ -197,6 +204,7 @@ class LeverSearch:
         aims: The first objective decides; all constraints must be met.
         tokens: Mean number of tokens that batches are padded to under a setting; None if every batch has one shape.
         fits: Tells whether a trial of a setting would end within the budget.
+        left_s: Seconds that are left of the budget; infinite without one.
     """
 
     def __init__(
@@ -208,14 +216,16 @@ class LeverSearch:
         prior: Prior | None = None,
         tokens: Callable[[CompileSettings], float] | None = None,
         fits: Callable[[CompileSettings], bool] | None = None,
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._candidates, self._aims = candidates, aims
         self._untried = Untried(candidates)
         self._remedies = Remedies(candidates.settings)
         self._struck: dict[str, list[int]] = {}  # by the key of a setting that failed: what would fail alike
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
-        self.model = LeverModel(candidates, (prior or Prior()) if is_speed else Prior(), tokens or (lambda setting: 1.0))
-        self._fits = fits or (lambda setting: True)
+        self._prior = prior if prior is not None and is_speed else Prior()
+        self.model = LeverModel(candidates, self._prior, tokens or (lambda setting: 1.0))
+        self._fits, self._left_s = fits or (lambda setting: True), left_s
         self._facts = facts
         self._guessed_s = self._guesses()
         self._speeds: dict[int, float] = {}
@@ -242,7 +252,7 @@ class LeverSearch:
             return self._taken(baseline, "what runs today")
         for asked in (self._near_best(fitting), self._won_elsewhere(fitting), fitting):
             if len(asked):
-                gains = self._gains(asked)
+                gains = self._gains(asked) * self._ends_in_time(asked)
                 bargain = int(np.argmax(gains / self._seconds()[asked]))
                 if gains[bargain] >= LEAST_GAIN:
                     return self._taken(int(asked[bargain]), self._reason(int(asked[bargain])))
@@ -309,6 +319,8 @@ class LeverSearch:
             autocasts=model.get("autocasts") is True,
         )
         self._guessed_s = self._guesses()
+        if self._facts.batches_change and self._facts.has_attention:
+            self.model.expect(self._prior.with_beliefs(WHERE_SHAPES_CHANGE))
         self._strike(lambda setting: _is_pointless(setting, self._facts))
 
     def _guesses(self) -> Floats:
@@ -443,6 +455,13 @@ class LeverSearch:
         recording = np.array([by_kind[one.scope, one.claims_cudagraphs] for one in settings])
         rest = rest_s((took.compile_s, took.wall_s) for took in self._took.values())
         return np.asarray(rest + pace * self._guessed_s + recording)
+
+    def _ends_in_time(self, asked: Indices) -> Floats:
+        """Returns the probability that a trial of each setting ends within the budget, if it takes longer than expected."""
+        left_s, seconds = self._left_s(), self._seconds()[asked]
+        has_compiled = any(self._candidates.settings[place].scope is not Scope.EAGER for place in self._took)
+        spread = _KNOWN_PACE if has_compiled else _UNKNOWN_PACE
+        return np.array([0.5 * math.erfc(-math.log(max(left_s, 1e-3) / one) / spread / math.sqrt(2)) for one in seconds])
 
     def _is_best(self, loss: float | None) -> bool:
         """Tells whether a setting with this loss is at least as good as all others so far."""

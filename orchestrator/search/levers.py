@@ -102,7 +102,9 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tupl
     if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8:  # their own code may be at fault
         return None
     traced = (*_TRACED, "compile_loss") if failed.compile_loss else _TRACED  # the loss's code may be at fault
-    if label in (Label.SILENT_FALLBACK, Label.RECOMPILE_LIMIT):
+    if label == Label.SILENT_FALLBACK:  # code that Dynamo cannot trace, whatever the lengths
+        return tuple(name for name in traced if name != "dynamic")
+    if label == Label.RECOMPILE_LIMIT:
         return traced
     if label == Label.CUDAGRAPHS_SKIPPED or (label == Label.COMPILE_ERROR and GRAPHS_MEMORY in reason):
         return (*traced, "claims_cudagraphs")

@@ -3,6 +3,7 @@
 Also contains the proposer that learns nothing: every candidate in order, or shuffled.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -89,6 +90,7 @@ def make_proposer(
     prior: Prior | None = None,
     tokens: Callable[[CompileSettings], float] | None = None,
     fits: Callable[[CompileSettings], bool] | None = None,
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> Proposer:
     """Returns a new proposer of this name.
 
@@ -98,6 +100,7 @@ def make_proposer(
         tokens: Mean number of tokens that batches are padded to under a setting; used only by `levers`.
         fits: Tells whether a trial of a setting would end within the budget; used only by `levers`. The proposals of others are
             refused afterwards.
+        left_s: Seconds that are left of the budget; used only by `levers`.
     """
     match name:
         case Searcher.GRID:
@@ -107,7 +110,7 @@ def make_proposer(
         case Searcher.GAIN:
             return GainPerSecond(candidates, aims, facts, seed=seed, known_good=known_good)
         case Searcher.LEVERS:
-            return LeverSearch(candidates, aims, facts, prior=prior, tokens=tokens, fits=fits)
+            return LeverSearch(candidates, aims, facts, prior=prior, tokens=tokens, fits=fits, left_s=left_s)
     from orchestrator.search import optuna_proposer as samplers  # takes half a second, and most sweeps need none of them
 
     match name:

@@ -104,6 +104,7 @@ class Search:
             prior=prior_for(config),
             tokens=partial(padded_length, facts=facts),
             fits=lambda setting: self.allows(self._expected_s(setting)),
+            left_s=self.left_s,
         )
         for row in learned.records:
             self.proposer.tell(row)
@@ -146,8 +147,11 @@ class Search:
 
     def allows(self, expected_s: float) -> bool:
         """Tells whether a trial of this duration fits in the budget, in addition to the running ones."""
-        return self._spending.allows(
-            expected_s,
+        return expected_s <= self.left_s()
+
+    def left_s(self) -> float:
+        """Returns the longest that a trial may take within the budget, in addition to the running ones, in seconds."""
+        return self._spending.left_s(
             num_workers=self._workers,
             elapsed_s=time.monotonic() - self._began,
             under_way_gpu_s=sum(self._under_way.values()),

@@ -78,11 +78,12 @@ class Spending:
             return f"the budget of {self._budget.gpu_s:g} GPU-seconds is spent"
         return None
 
-    def allows(self, expected_s: float, *, num_workers: int = 1, elapsed_s: float = 0.0, under_way_gpu_s: float = 0.0) -> bool:
-        """Tells whether a trial of this duration fits in the remaining budget."""
-        in_time = self._budget.time_s is None or elapsed_s + expected_s <= self._budget.time_s
-        ahead_gpu_s = self.gpu_s + under_way_gpu_s + expected_s * num_workers
-        return in_time and (self._budget.gpu_s is None or ahead_gpu_s <= self._budget.gpu_s)
+    def left_s(self, *, num_workers: int = 1, elapsed_s: float = 0.0, under_way_gpu_s: float = 0.0) -> float:
+        """Returns the longest that a trial may take within the remaining budget, in seconds; infinite without one."""
+        by_time_s = math.inf if self._budget.time_s is None else self._budget.time_s - elapsed_s
+        if self._budget.gpu_s is None:
+            return by_time_s
+        return min(by_time_s, (self._budget.gpu_s - self.gpu_s - under_way_gpu_s) / num_workers)
 
 
 def gpu_s(record: Record) -> float:

@@ -1,4 +1,4 @@
-"""Causes of graph breaks are recognized in the words of torch 2.11 and 2.12, which the tests of models meet only there."""
+"""Causes of graph breaks are recognized in the words of older versions, which the tests of models meet only there."""
 
 from __future__ import annotations
 
@@ -53,3 +53,15 @@ def test_a_break_has_its_cause_in_the_words_of_older_versions(headline: str, exp
     found = cause_of_break(f"model.py:3 in forward: {headline}\n  code: y = net(x)\n  explanation: {explanation}")
     assert found is not None
     assert found.name == cause
+
+
+def test_a_cache_that_transformers_makes_in_training_has_its_cause() -> None:
+    """As of a T5 under transformers 5.17 and torch 2.11; with use_cache=False it is one graph (docs/log.md)."""
+    found = cause_of_break(
+        "transformers/configuration_utils.py:1361 in get_text_config: copy.deepcopy()\n"
+        "  code: config_to_return = copy.deepcopy(config_to_return)\n"
+        "  library: transformers\n"
+        "  explanation: Dynamo does not support copy.deepcopy() (T5Config)"
+    )
+    assert found is not None
+    assert found.name == "cache of keys and values"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compile_sweep.harness.protocol import Protocol
+from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
 from compile_sweep.script.clock import StepTime
 from compile_sweep.script.steady_steps import MAX_NEW_STEPS, Stream
@@ -55,6 +56,23 @@ def test_a_script_that_ends_before_a_shape_comes_again_is_measured_with_all() ->
     assert stream.passes == [[100.0, 100.0], [90.0, 90.0]]
 
 
+@pytest.mark.parametrize(("slow", "counts"), [(1, False), (3, False), (4, True)])
+def test_a_few_new_shapes_that_take_several_times_as_long_are_warm_up(slow: int, counts: bool) -> None:
+    times = [2500.0 if at % 9 == 2 and at < 9 * slow else 300.0 for at in range(34)]  # as of T5-base on an H200
+    stream = _stream()
+    stream.take(_steps(*((ms, True) for ms in times)), are_last=True)
+    counted = [ms for taken in stream.passes for ms in taken]
+    assert (max(counted) > 300.0) is counts
+    assert [one.ms for one in stream.prepared] == [] if counts else [2500.0] * slow
+    assert stream.median_ms == 300.0
+
+
+def test_a_step_that_takes_several_times_as_long_counts_if_its_shape_is_known() -> None:
+    stream = _stream()
+    stream.take(_steps(*((2500.0 if at == 7 else 300.0, False) for at in range(30))), are_last=True)
+    assert (len(stream.times), stream.prepared) == (30, [])
+
+
 def test_samples_are_those_of_the_steps_that_count() -> None:
     stream = _stream(_steps((900.0, True), samples=1), _steps((10.0, False), samples=3), _steps((10.0, False), samples=5))
     assert stream.mean_size() == (4.0, 1.0)
@@ -64,6 +82,25 @@ def test_samples_are_those_of_the_steps_that_count() -> None:
 def test_shapes_recur_if_enough_steps_have_a_known_one_however_long_new_ones_take(seen: int, recur: bool) -> None:
     stream = _stream(*[_steps((10.0, place >= seen)) for place in range(10)])
     assert stream.shapes_recur is recur
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "shapes", "attends", "may"),
+    [
+        ("cuda", "scope=eager", "new", True, True),
+        ("cuda", "scope=full,sdpa_kernel=cudnn", "new", True, True),
+        ("cuda", "scope=full,sdpa_kernel=efficient", "new", True, False),
+        ("cuda", "scope=eager", "known", True, False),
+        ("cuda", "scope=eager", "new", False, False),
+        ("cpu", "scope=eager", "new", True, False),
+    ],
+)
+def test_attention_may_be_planned_anew_for_each_new_shape(
+    device: str, settings: str, shapes: str, attends: bool, may: bool
+) -> None:
+    stream = _stream(_steps(*[(300.0, shapes == "new")] * 20))
+    asked = CompileSettings.parse(settings), torch.device(device), stream, [False, attends]
+    assert session_results.plans_attention(*asked) is may
 
 
 @pytest.mark.slow

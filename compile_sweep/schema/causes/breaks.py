@@ -333,6 +333,14 @@ BREAKS = (
         explanation=r"_CachedForward\.",
     ),
     Cause(
+        "cache of keys and values",
+        "pass use_cache=False to the model, or in its configuration before it is made: training needs no cache of keys and "
+        "values, and the one that transformers makes for an encoder and a decoder copies the configuration",
+        headline=r"copy\.deepcopy",
+        inside=r"transformers/configuration_utils\.py",
+        needs_all=True,
+    ),
+    Cause(
         "copy of a tensor by Python",
         "use x.clone(), which can be compiled, instead of copy.deepcopy(x); copy modules before the step",
         headline=r"copy\.deepcopy",

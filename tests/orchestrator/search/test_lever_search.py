@@ -169,6 +169,7 @@ def test_a_lever_that_does_not_work_is_left_alone_after_it_failed() -> None:
         ),
         ("scope=full,mode=reduce-overhead", "cudagraphs-skipped", "mutated inputs", "full graphs", "full"),
         ("scope=full,mode=reduce-overhead", "silent-fallback", "wrapper runs eagerly", "full", "regional"),
+        ("scope=full,dynamic=mark", "silent-fallback", "wrapper runs eagerly", "full", "regional"),
         ("scope=full,mode=reduce-overhead,optimizer=compiled", "silent-fallback", "the optimizer's step", "", "full"),
         ("scope=full,mode=reduce-overhead", "compile-error", "an assertion", "", "full graphs"),
     ],
@@ -176,7 +177,8 @@ def test_a_lever_that_does_not_work_is_left_alone_after_it_failed() -> None:
 def test_what_fails_by_its_graphs_is_not_tried_again_with_other_levers(
     tried: str, label: str, reason: str, skipped: str, kept: str
 ) -> None:
-    settings = [*SETTINGS, CompileSettings.parse("scope=full,mode=reduce-overhead,optimizer=compiled")]
+    others = ("scope=full,mode=reduce-overhead,optimizer=compiled", "scope=full,dynamic=mark")
+    settings = [*SETTINGS, *map(CompileSettings.parse, others)]
     searching = LeverSearch(Candidates(settings), SPEED, WorkloadFacts(max_length=1), prior=elsewhere(GAINS))
     key = CompileSettings.parse(tried).key
     searching.tell({"settings_key": key, "wall_s": 60.0, "status": "infeasible", "label": label, "reason": reason})
@@ -343,6 +345,26 @@ def test_lengths_are_marked_first_if_a_scripts_batches_change_and_never_if_they_
     assert [step.setting.dynamic for step in steps][:1] == ["mark" if changes else "auto"]
     assert any(step.setting.dynamic == "mark" for step in steps) is changes
     assert not any("dynamic=auto" in step.reason for step in steps[:1])  # what most settings do is no lever
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_attention_that_plans_no_shape_anew_comes_first_where_shapes_change(changes: bool) -> None:
+    kernels = ("", ",sdpa_kernel=cudnn", ",sdpa_kernel=efficient")
+    ways = [f"scope={scope}{kernel}" for scope in ("eager", "full") for kernel in kernels]
+    searching = LeverSearch(Candidates([*map(CompileSettings.parse, ways)]), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    tell_first(searching, {"has_blocks": True, "has_attention": True, "batches_change": changes})
+    first = run(searching, {**GAINS, "sdpa_kernel=efficient": 0.5, "sdpa_kernel=cudnn": 0.0})[0]
+    assert (first.setting.sdpa_kernel == "efficient") is changes
+
+
+@pytest.mark.parametrize(("left_s", "first"), [(math.inf, "full"), (90.0, "regional")])
+def test_what_may_take_longer_than_is_left_waits_until_compile_times_are_known(left_s: float, first: str) -> None:
+    settings = [CompileSettings.parse(f"scope={scope}") for scope in ("eager", "full", "regional")]
+    facts = WorkloadFacts(max_length=1, regional_share=0.5)
+    gains = {"scope=full": 0.6, "scope=regional": 0.3}
+    searching = LeverSearch(Candidates(settings), SPEED, facts, prior=elsewhere(gains), left_s=lambda: left_s)
+    searching.tell(row(settings[0], gains))
+    assert run(searching, gains)[0].setting.scope == first
 
 
 @pytest.mark.parametrize("recur", [True, False])

@@ -52,17 +52,16 @@ def test_gpu_seconds_count_whole_trials_and_every_worker() -> None:
     spending.tell(FAILED)
     assert spending.gpu_s == 300.0
     assert spending.reason_to_stop() is None
-    assert spending.allows(200.0)
-    assert not spending.allows(201.0)
-    assert not spending.allows(101.0, num_workers=2)
-    assert not spending.allows(100.0, under_way_gpu_s=150.0)
+    assert spending.left_s() == 200.0
+    assert spending.left_s(num_workers=2) == 100.0
+    assert spending.left_s(under_way_gpu_s=150.0) == 50.0
     spending.tell(ok(600, 90, wall_s=200.0))
     assert spending.reason_to_stop() == "the budget of 500 GPU-seconds is spent"
 
 
 def test_a_time_budget_counts_the_clock() -> None:
     spending = Spending(AIMS, budget=Budget(time_s=60.0))
-    assert spending.allows(60.0)
-    assert not spending.allows(31.0, elapsed_s=30.0)
+    assert spending.left_s() == 60.0
+    assert spending.left_s(elapsed_s=30.0) == 30.0
     assert spending.reason_to_stop(59.0) is None
     assert spending.reason_to_stop(60.0) == "the budget of 60 s is spent"
