@@ -325,7 +325,7 @@ LENGTHS = ("fewer lengths", "dynamic=mark")
 FAULTS = [
     Fault(
         DropsOut, TRACED_BACKWARD, "diverges",
-        ("do not belong to the loss", "an activation_memory_budget below 1 does this under dropout"), memory_budget=0.3,
+        ("do not belong to the loss", "set torch._functorch.config.activation_memory_budget = 1: at 0.3"), memory_budget=0.3,
     ),
     Fault(Body, AUTO, "recompile-limit", ("step == 0, then", "register_buffer('step', "), LENGTHS, WarmsUp),
     Fault(AnnealedTemperature, STATIC, "recompile-limit", ("heat == 3.0, then", "hand it in as a tensor"), LENGTHS),

@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from compile_sweep.contract.base import Batch
-from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.harness.distributed import everywhere
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.numerics.references import References, run_references, with_perturbed_runs
 from compile_sweep.harness.numerics.tolerance import (
-    FLOAT32_ROUNDING,
     GRADIENTS,
     LOSS,
     UPDATES,
@@ -41,11 +39,11 @@ from compile_sweep.harness.numerics.tolerance import (
     widened_by_chance,
 )
 from compile_sweep.harness.numerics.trajectory import Trajectory
+from compile_sweep.harness.numerics.what_to_try import Advice, what_to_try
 from compile_sweep.harness.outputs import zero_infinities
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.causes.errors import REENTRANT_CHECKPOINT
-from compile_sweep.schema.causes.guards import advice_on_stale_number
-from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import CompileSettings
 
 
 class NumericsStatus(StrEnum):
@@ -240,12 +238,13 @@ def judge(
             status, first_bad_step, remark = NumericsStatus.DIVERGES, 0, None
             others = f" and of {len(zero) - _MAX_NAMED} more" if len(zero) > _MAX_NAMED else ""
             worst = f"gradients of {', '.join(zero[:_MAX_NAMED])}{others} {ZERO_IN_EAGER if lost else ZERO_GRADIENTS}"
-    advice = _Advice(REENTRANT_CHECKPOINT if lost else None)
+    advice = Advice(REENTRANT_CHECKPOINT if lost else None)
     if status is NumericsStatus.DIVERGES and not lost:
         settings = settings or CompileSettings()
-        advice = _advice(references, gradient_check, settings, recompiles, is_script=is_script, on_gpu=on_gpu)
-        advice = _with_unsynchronized(advice, unsynchronized, settings)
-        advice = _with_unfrozen(advice, references.eager, settings)
+        is_wrong = gradient_check is not None and gradient_check.outcome is Outcome.WRONG
+        advice = what_to_try(
+            references, settings, recompiles, unsynchronized, is_wrong=is_wrong, is_script=is_script, on_gpu=on_gpu
+        )
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -292,121 +291,6 @@ def _zero_only_in(runs: Sequence[Trajectory], others: Sequence[Trajectory]) -> l
         for module, norms in runs[0].gradients.items()
         if norms and not any(any(run.gradients[module]) for run in runs) and all(all(run.gradients[module]) for run in others)
     ]
-
-
-_EAGER_LEVERS = (
-    "attention",
-    "memory_format",
-    "matmul_precision",
-    "sdpa_kernel",
-    "float8",
-    "activation_checkpointing",
-    "optimizer",
-)
-"""Fields that change how eager code computes."""
-
-_MIX = "triton.mix_order_reduction"
-_MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
-
-_LAYOUT = "layout_optimization"
-_LAID_OUT = f"inductor.{_LAYOUT}=off, if the model has convolutions"
-
-_ORDERING = "loop_ordering_after_fusion"
-
-
-class _Advice(NamedTuple):
-    """What to try, and what of it is worth a trial, as in `Numerics`."""
-
-    text: str | None
-    remedy: str | None = None
-
-
-def _advice(
-    references: References,
-    gradient_check: GradientCheck | None,
-    settings: CompileSettings,
-    recompiles: Sequence[str],
-    *,
-    is_script: bool,
-    on_gpu: bool,
-) -> _Advice:
-    bisect = "--bisect with this setting, which names the module"
-    options, uses_inductor = settings.inductor_options, settings.backend is None
-    if gradient_check is not None and gradient_check.outcome is Outcome.WRONG:
-        others = [
-            *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),
-            *(["mode=default, which has no CUDA graphs"] if settings.claims_cudagraphs else []),
-            *(["scope=regional"] if is_script and settings.compiles_whole else []),
-        ]
-        others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
-        named = {_LAYOUT: _LAID_OUT, _MIX: _MIXED}
-        named = {option: text for option, text in named.items() if uses_inductor and option not in options}
-        text = f"try {'; '.join([*others, *named.values()])}; an activation_memory_budget below 1 does this under dropout"
-        return _Advice(text, ",".join(f"inductor.{option}=off" for option in named if on_gpu or option != _MIX) or None)
-    if stale := advice_on_stale_number(recompiles):
-        return _Advice(stale)
-    if settings.scope is Scope.EAGER:
-        eager = CompileSettings(scope=Scope.EAGER)
-        pulled = [name for name in _EAGER_LEVERS if getattr(settings, name) != getattr(eager, name)]
-        together = len(pulled) > 1
-        return _Advice(f"try it without {' or without '.join(pulled)}, to see which is at fault" if together else None)
-    rounds = references.rounding > FLOAT32_ROUNDING
-    possible = [
-        (uses_inductor and rounds, "emulate_precision_casts", "inductor.emulate_precision_casts=on, which rounds as eager does"),
-        (
-            uses_inductor and references.eager.random,
-            "fallback_random",
-            "inductor.fallback_random=on, which draws eager's random numbers",
-        ),
-        (
-            uses_inductor,
-            "pattern_matcher",
-            "inductor.pattern_matcher=off, because torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and in addmm",
-        ),
-        (uses_inductor, _MIX, _MIXED),
-        (uses_inductor, _LAYOUT, _LAID_OUT),
-        (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
-        (not is_script, "", bisect),
-    ]
-    tries = {option or text: text for applies, option, text in possible if applies and option not in options}
-    # Together they cost one trial. fallback_random mends nothing, and layout_optimization=off makes convolutions slow.
-    mending = {"emulate_precision_casts": "on", "pattern_matcher": "off", **({_MIX: "off"} if on_gpu else {})}
-    remedy = ",".join(f"inductor.{option}={value}" for option, value in mending.items() if option in tries)
-    return _Advice(f"try {'; '.join(tries.values())}" if tries else None, remedy or None)
-
-
-def _with_unsynchronized(found: _Advice, kernels: Sequence[str], settings: CompileSettings) -> _Advice:
-    """Returns the advice on kernels that read back what they store, if there are any, before other advice."""
-    if not kernels or settings.backend is not None or _ORDERING in settings.inductor_options:
-        return found
-    why = (
-        f"Inductor's kernel {kernels[0]} reads back what it has just stored, without a barrier, and may read what the step "
-        "before left there (pytorch 190517)"
-    )
-    return _put_first(f"inductor.{_ORDERING}=off", why, found)
-
-
-def _put_first(remedy: str, why: str, found: _Advice) -> _Advice:
-    first = f"try {remedy}: {why}"
-    return _Advice(f"{first}; or {found.text}" if found.text else first, remedy)
-
-
-_NOTICES_UNFREEZING = (2, 12)  # first version of torch whose compiled code notices that requires_grad of a parameter changed
-
-
-def _with_unfrozen(found: _Advice, eager: Trajectory, settings: CompileSettings) -> _Advice:
-    """Returns the advice on modules that are unfrozen while they train, where torch does not notice it, before other advice."""
-    option = "skip_tensor_guards_with_matching_dict_tags"
-    late = [module for module, norms in eager.gradients.items() if any(norms) and not norms[0]]
-    if (
-        not late
-        or torch_version() >= _NOTICES_UNFREEZING
-        or settings.scope is Scope.EAGER
-        or option in dict(settings.dynamo or ())
-    ):
-        return found
-    why = "before torch 2.12 compiled code does not notice that a parameter's requires_grad changed"
-    return _put_first(f"dynamo.{option}=off", f"{late[0]} has gradients only from a later step on, and {why}", found)
 
 
 _REPEATS_ROUNDINGS = 1 / 8
