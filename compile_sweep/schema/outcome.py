@@ -282,7 +282,10 @@ def _numerics_reason(label: Label, numerics: Mapping[str, Any]) -> str:
         return f"does not follow eager on the same batches{since}: {_sentence(numerics['worst'])}{advice}"
     if numerics["first_bad_step"] is not None:
         return f"loss or gradients are not finite from step {numerics['first_bad_step']} on; eager is, on the same batches"
-    return f"the loss is not finite from timed step {numerics['first_bad_steady_step']} on"
+    bad = numerics["first_bad_steady_step"]
+    if numerics.get("last_loss") is not None:
+        return f"the loss of timed step {bad} is not finite, although training goes on"
+    return f"the loss is not finite from timed step {bad} on"
 
 
 def judge_death(death: Death) -> Verdict:

@@ -370,10 +370,17 @@ def _judged(
             f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
             "compiled runs are allowed as much"
         )
+    losses = outcome["losses"]
+    if num_skipped := _skipped_by_itself(losses, settings, references / SKIPS, has_compiled=outcome["measurement"]["graphs"] > 0):
+        steps = f"{num_skipped} timed step{'s' if num_skipped > 1 else ''}"
+        findings.append(
+            f"the loss of {steps} of {len(losses)} was not finite, as happens with the script as it is, and training goes on"
+        )
+        losses = [loss for loss in losses if math.isfinite(loss)]
     judged = judge(
         numerics.load(folder / "trajectory"),
         found,
-        outcome["losses"],
+        losses,
         gradient_check=_gradient_check(outcome["gradient_check"]),
         settings=settings,
         is_script=True,
@@ -382,6 +389,24 @@ def _judged(
         on_gpu=outcome["measurement"]["device"] != "cpu",
     )
     return {"numerics": judged.to_dict()}
+
+
+SKIPS = "skips-steps"
+"""Name of the file, beside the eager runs, that is there if the script as it is goes on after losses that are not finite."""
+
+
+def _skipped_by_itself(losses: Sequence[float], settings: CompileSettings, mark: Path, *, has_compiled: bool) -> int:
+    """Returns the number of losses that are not finite and that the script does not learn from, as of a batch without labels.
+
+    They count as the script's own if there are any in eager training. If it learned from one, its weights and all later losses
+    would not be finite.
+    """
+    num_bad = sum(not math.isfinite(loss) for loss in losses)
+    if not num_bad or not math.isfinite(losses[-1]):
+        return 0
+    if settings.as_written and not has_compiled:
+        mark.touch()
+    return num_bad if mark.exists() else 0
 
 
 def _references(folder: Path, outcome: Mapping[str, Any]) -> References:

@@ -88,6 +88,11 @@ MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
         ["did not have the GPU to itself", "process 7"],
     ),
     (Label.NAN, {"numerics": numerics("nan", first_bad_step=1)}, ["not finite from step 1 on", "eager is"]),
+    (
+        Label.NAN,
+        {"numerics": numerics("nan", first_bad_steady_step=2, last_loss=0.5)},
+        ["of timed step 2 is not finite, although training goes"],
+    ),
     (Label.NAN, {"numerics": numerics("nan", first_bad_steady_step=2)}, ["not finite from timed step 2 on"]),
     (
         Label.DIVERGES,

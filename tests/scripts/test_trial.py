@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -461,7 +462,7 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
         "fits_side_by_side": True,
         "losses": [1.0],
         "gradient_check": None,
-        "measurement": {"device": "cpu", "recompile_reasons": []},
+        "measurement": {"device": "cpu", "recompile_reasons": [], "graphs": 0},
         "unsynchronized_kernels": [],
     }
     found = run.judge_numbers(tmp_path, outcome, findings)["numerics"]
@@ -471,3 +472,22 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
         "not deterministic: two eager runs are 29 % apart in loss or gradients after the first steps; compiled runs are allowed "
         "as much"
     ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "eager", "num_skipped"),
+    [
+        ([1.0, math.nan, 0.9], [1.0, math.inf, math.nan, 0.9], 1),
+        ([1.0, math.nan, 0.9], [1.0, 0.9], 0),
+        ([1.0, math.nan, math.nan], [1.0, math.nan, 0.9], 0),
+        ([1.0, math.nan, 0.9], [1.0, math.nan], 0),
+        ([1.0, 0.9], [1.0, math.nan, 0.9], 0),
+    ],
+)
+def test_losses_that_are_not_finite_are_the_scripts_own_if_eager_training_goes_on_after_some_too(
+    losses: list[float], eager: list[float], num_skipped: int, tmp_path: Path
+) -> None:
+    mark, as_it_is = tmp_path / trial.SKIPS, CompileSettings.parse("scope=eager,as_written=on")
+    assert not trial._skipped_by_itself(eager, as_it_is, mark, has_compiled=True)
+    trial._skipped_by_itself(eager, as_it_is, mark, has_compiled=False)
+    assert trial._skipped_by_itself(losses, CompileSettings.parse("scope=full"), mark, has_compiled=True) == num_skipped
