@@ -14,6 +14,7 @@ from analysis.choose.pareto import Summary, expected_front, knee, pareto_front, 
 from analysis.choose.uncertainty import UncertainFront, front_probability, uncertain_front
 from analysis.columns import COLUMNS
 from analysis.load import SweepInfo, load, load_sweep
+from analysis.page.slowness import why_none_is_faster
 from analysis.page.verdict import cache_faults, noisy_steps, unused_gains
 from compile_sweep.schema.objectives import Goal
 
@@ -55,6 +56,7 @@ __all__ = [
     "summary",
     "uncertain_front",
     "unused_gains",
+    "why_none_is_faster",
     "write_report",
 ]
 

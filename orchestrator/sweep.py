@@ -245,7 +245,8 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
         raise ConfigError(f"{config.workload} cannot be measured as it is, and so with no setting: {failure}")
     trials = analysis.load(output)
     ended = ending(output)
-    remarks = [*analysis.unused_gains(trials), *analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
+    slow = [f"not faster: {why}" for why in analysis.why_none_is_faster(trials)]
+    remarks = [*analysis.unused_gains(trials), *slow, *analysis.noisy_steps(trials), *analysis.cache_faults(trials)]
     printed.show_ending(console, ended.sentences, ended.named, analysis.summary(trials).counts, remarks=remarks)
     if search is not None:
         say(console, *filter(None, (search.outcome(), search.complaint())))

@@ -1,6 +1,6 @@
 """Why compiled settings are not faster than eager, as far as their records show, grouped by the reason."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -8,11 +8,12 @@ import pandas as pd
 from analysis.choose.break_even import baseline_key
 from analysis.choose.pareto import standing, usable
 from analysis.formatting import number, times
-from compile_sweep.schema.causes.slowness import why_not_faster
+from compile_sweep.schema.causes.slowness import NOTHING_EXPLAINS, Slowness, why_not_faster
 from compile_sweep.schema.outcome import SCRIPT_PIPELINE
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MOST_NAMED = 6  # maximum number of settings that are named per reason
+MOST_REASONS = 2  # maximum number of reasons at the end of a sweep; the report has all
 
 _LISTS = (
     "recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons",
@@ -31,18 +32,37 @@ class Reason(NamedTuple):
 
 def reasons(df: pd.DataFrame) -> list[Reason]:
     """Returns why usable compiled settings are at most 5 % faster than eager, the most frequent reason first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for label, slow in _compiled(df):
+        for reason in slow:
+            groups.setdefault((reason.found, reason.advice), []).append(label)
+    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [Reason(found, advice, labels[:MOST_NAMED], max(0, len(labels) - MOST_NAMED)) for (found, advice), labels in ranked]
+
+
+def why_none_is_faster(df: pd.DataFrame) -> list[str]:
+    """Returns why no compiled setting is faster than eager, the most frequent reason first; nothing if one is."""
+    compiled = list(_compiled(df))
+    if not compiled or not all(slow for _, slow in compiled):
+        return []
+    known = [reason for reason in reasons(df) if reason.found != NOTHING_EXPLAINS]
+    return [
+        f"{reason.settings[0]}{f' and {others} more' if (others := len(reason.settings) - 1 + reason.num_more) else ''}: "
+        f"{reason.found}: {reason.advice}"
+        for reason in known[:MOST_REASONS]
+    ]
+
+
+def _compiled(df: pd.DataFrame) -> Iterator[tuple[str, list[Slowness]]]:
+    """Yields the usable compiled settings with their speed as a multiple of eager's, and why each is not faster."""
     trials = usable(standing(df), "samples_per_s", "step_ms_median")
     rates = trials.set_index("settings_key")["samples_per_s"]
     today = rates[rates.index == baseline_key(df)].head(1)
-    groups: dict[tuple[str, str], list[str]] = {}
     for _, trial in trials[(trials["scope"] != Scope.EAGER).to_numpy(dtype=bool)].iterrows():
         in_turn = number(trial["speedup_eager"])
         speedup = in_turn if in_turn is not None or today.empty else number(trial["samples_per_s"] / today.iloc[0])
         backend = CompileSettings.parse(str(trial["settings_key"])).backend
-        for reason in why_not_faster(_measured(trial), speedup, backend):
-            groups.setdefault((reason.found, reason.advice), []).append(f"{trial['setting_name']} ({times(speedup)})")
-    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
-    return [Reason(found, advice, labels[:MOST_NAMED], max(0, len(labels) - MOST_NAMED)) for (found, advice), labels in ranked]
+        yield f"{trial['setting_name']} ({times(speedup)})", why_not_faster(_measured(trial), speedup, backend)
 
 
 def _measured(trial: pd.Series) -> Mapping[str, Any]:

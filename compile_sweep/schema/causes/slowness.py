@@ -14,6 +14,8 @@ FASTER_FROM = 1.05  # speedup over eager from which a setting counts as faster
 STILL_COMPILING = "compiling has not stopped"
 """In the finding about graphs that are compiled until the last timed step."""
 
+NOTHING_EXPLAINS = "nothing that was recorded explains it"
+
 _SHORT_STEP_MS = 2.0
 """Step time below which fixed costs matter: a call of compiled code checks guards and passes through AOTAutograd's Python. Two
 layers of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on one core of a busy host.
@@ -49,7 +51,7 @@ def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str
     return [*_runs_eagerly(found, backend), *_around_the_graphs(found)] or [
         Slowness(
             "not known",
-            "nothing that was recorded explains it",
+            NOTHING_EXPLAINS,
             "most of the step may be in kernels that eager calls too, such as matrix products and attention, which leaves little "
             "to fuse; torch.profiler over one step says which",
         )
@@ -84,10 +86,11 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
         )
     own = [text for text in found["graph_break_reasons"] if advice_on_break(text) not in NOTHING_TO_DO]
     if own:
+        mends = advice_on_break(own[0])
         yield Slowness(
             "graph breaks",
             f"{_counted(len(own), 'graph break')}, the first at {own[0].partition(' in ')[0].splitlines()[0]}",
-            "nothing is fused across a break, and Python runs between the graphs; fix the breaks, or compile around them",
+            f"nothing is fused across a break, and Python runs between the graphs; {mends or 'mend it, or compile around it'}",
         )
     if any("complex operators" in text for text in found["perf_hints"]):
         yield Slowness("complex numbers", "it computes with complex numbers, which Inductor does not fuse", REAL_PAIRS)

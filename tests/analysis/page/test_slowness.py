@@ -8,7 +8,7 @@ import pytest
 from sweep_folders import MakeSweep, trial
 
 import analysis
-from analysis.page.slowness import MOST_NAMED, reasons
+from analysis.page.slowness import MOST_NAMED, reasons, why_none_is_faster
 
 BREAK = "train.py:12: call to print"
 
@@ -24,8 +24,25 @@ def test_settings_that_are_slow_for_one_reason_stand_together(make_sweep: MakeSw
     (reason,) = reasons(analysis.load(make_sweep(records)))
     assert reason.found == f"1 graph break, the first at {BREAK}"
     assert reason.settings == ["A2 full, static (0.90×)", "A3 regional, static (0.90×)"]
-    assert "fix the breaks" in reason.advice
+    assert reason.advice.endswith("mend it, or compile around it")
     assert reason.num_more == 0
+
+
+@pytest.mark.parametrize("fastest", [0.9, 1.2])
+def test_why_no_setting_is_faster_is_told_with_what_helps_unless_one_is(make_sweep: MakeSweep, fastest: float) -> None:
+    value = "train.py:12 in forward: Unsupported Tensor.item() call"
+    records = [
+        trial("scope=eager", 600, 0.1),
+        *(trial(f"scope={scope}", 540, 50, graph_break_reasons=[value], speedup_eager=0.9) for scope in ("full", "regional")),
+        trial("scope=full,mode=reduce-overhead", 600 * fastest, 60, speedup_eager=fastest),
+    ]
+    told = why_none_is_faster(analysis.load(make_sweep(records)))
+    if fastest > 1:
+        assert not told
+        return
+    (why,) = told  # what nothing explains is not told
+    assert why.startswith("A2 full, static (0.90×) and 1 more: 1 graph break, the first at train.py:12: nothing is fused")
+    assert "keep the value a tensor" in why
 
 
 @pytest.mark.parametrize(("pipeline", "found"), [("script", "nothing that was recorded"), ("real", "it waits for data 40%")])
