@@ -27,13 +27,12 @@ _DYNAMIC_ARGUMENT = {
 
 _AUTOCAST_DTYPE = {Autocast.BF16: "bfloat16", Autocast.FP16: "float16", Autocast.OFF: None}
 
-SDPA_BACKENDS = {
+_SDPA_BACKENDS = {
     SdpaKernel.FLASH: "FLASH_ATTENTION",
     SdpaKernel.CUDNN: "CUDNN_ATTENTION",
     SdpaKernel.EFFICIENT: "EFFICIENT_ATTENTION",
     SdpaKernel.MATH: "MATH",
 }
-"""Members of `torch.nn.attention.SDPBackend`."""
 
 _INITIAL_SCALE = 1024.0
 """Initial scale of the gradient scaler. Torch's default, 65536, makes the first steps' gradients infinite, which skips them."""
@@ -357,15 +356,22 @@ def _forward(settings: CompileSettings, facts: Facts, statement: str, inputs: st
     yield from _within_contexts(settings, facts, statement)
 
 
+def sdpa_backends(kernel: SdpaKernel) -> list[str]:
+    """Returns members of `torch.nn.attention.SDPBackend`: a kernel, and those for calls that it cannot handle, in order.
+
+    Flash attention takes no mask, for example. cuDNN's kernels, which are planned for each shape, are taken only if chosen.
+    """
+    others = () if kernel is SdpaKernel.MATH else (SdpaKernel.FLASH, SdpaKernel.EFFICIENT, SdpaKernel.MATH)
+    return [_SDPA_BACKENDS[one] for one in dict.fromkeys((kernel, *others))]
+
+
 def _within_contexts(settings: CompileSettings, facts: Facts, statement: str) -> Iterator[str]:
     """Yields the statement under autocast and the attention kernel, which apply to it alone: eager steps run in between."""
     contexts = []
     if dtype := autocast_of(settings, facts):
         contexts.append(f'torch.autocast("{facts.device_type}", dtype=torch.{dtype})')
     if settings.sdpa_kernel is not None:
-        # MATH handles calls that the kernel cannot, for example because of their mask or head dimension.
-        names = dict.fromkeys((SDPA_BACKENDS[settings.sdpa_kernel], SDPA_BACKENDS[SdpaKernel.MATH]))
-        backends = ", ".join(f"SDPBackend.{name}" for name in names)
+        backends = ", ".join(f"SDPBackend.{name}" for name in sdpa_backends(settings.sdpa_kernel))
         contexts.append(f"sdpa_kernel([{backends}], set_priority=True)")
     if contexts:
         yield f"        with {', '.join(contexts)}:"

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from compile_sweep.contract.installed_torch import config_module, private, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation, forward_names, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
-from compile_sweep.harness.source import SDPA_BACKENDS, fixes_sizes
+from compile_sweep.harness.source import fixes_sizes, sdpa_backends
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
 from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
@@ -74,8 +74,8 @@ def process_wide(settings: CompileSettings) -> None:
         module, _, setting = name.rpartition(".")
         setattr(config_module(module), setting, value)
     if settings.sdpa_kernel is not None:
-        kernels = dict.fromkeys((getattr(SDPBackend, SDPA_BACKENDS[settings.sdpa_kernel]), SDPBackend.MATH))
-        UNTIL_EXIT.enter_context(sdpa_kernel([*kernels], set_priority=True))
+        kernels = [getattr(SDPBackend, name) for name in sdpa_backends(settings.sdpa_kernel)]
+        UNTIL_EXIT.enter_context(sdpa_kernel(kernels, set_priority=True))
     if settings.matmul_precision is not None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
     if settings.activation_checkpointing is ActivationCheckpointing.OFF:

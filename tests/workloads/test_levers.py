@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from compile_sweep import WorkloadFromModel, load_workload
@@ -18,8 +19,9 @@ from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics.references import precision_of
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
 from compile_sweep.harness.prepare import prepare, refuse_float8
+from compile_sweep.harness.source import sdpa_backends
 from compile_sweep.harness.source_runtime import use_float8
-from compile_sweep.schema.choices import Float8Recipe, MemoryFormat
+from compile_sweep.schema.choices import Float8Recipe, MemoryFormat, SdpaKernel
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.recipes import candidates, find_recipe
@@ -105,6 +107,19 @@ def test_a_kernel_is_chosen_while_the_forward_runs_and_not_beyond() -> None:
     one_step(workload, "scope=eager,sdpa_kernel=flash", model)
     assert model.flash_allowed == [False, True]
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "backends"),
+    [
+        (SdpaKernel.EFFICIENT, ["EFFICIENT_ATTENTION", "FLASH_ATTENTION", "MATH"]),
+        (SdpaKernel.CUDNN, ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]),
+        (SdpaKernel.MATH, ["MATH"]),
+    ],
+)
+def test_faster_kernels_than_math_handle_what_the_chosen_one_cannot(kernel: SdpaKernel, backends: list[str]) -> None:
+    assert sdpa_backends(kernel) == backends
+    assert all(hasattr(SDPBackend, name) for name in backends)
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "efficient"])
