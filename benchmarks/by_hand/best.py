@@ -147,6 +147,16 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
             "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused"],
         },
     },
+    "t5_script": {
+        "eager": {},
+        "eager, fused, no cuDNN attention": {"words": ["--fused", "--no-cudnn"]},
+        "compiled, dynamic, fused, no cuDNN attention, no cache": {
+            "words": ["--compile", "--dynamic", "--fused", "--no-cudnn", "--no-cache"],
+        },
+        "compiled blocks, dynamic, fused, no cuDNN attention": {
+            "words": ["--compile", "--blocks", "--dynamic", "--fused", "--no-cudnn"],
+        },
+    },
     "llama_script": {
         "eager": {},
         "eager, fused": {"words": ["--fused"]},
@@ -169,6 +179,7 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     ),
     "tabular_script": (2048, 16, {"categories": 3, "entries": 20, "width": 4, "batch": 16, "steps": 9}),
     "bert_script": (32, 2, _TINY_LANGUAGE),
+    "t5_script": (16, 2, _TINY_LANGUAGE),
     "clip_script": (256, 2, {**_TINY_LANGUAGE, "pixels": 32}),
     "dit_script": (128, 2, {"layers": 2, "heads": 2, "width": 32, "pixels": 8, "batch": 2, "classes": 5, "steps": 9}),
     "lora_script": (16, 8, {**_TINY_LANGUAGE, "heads": 4}),
