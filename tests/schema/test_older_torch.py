@@ -55,7 +55,7 @@ def test_a_break_has_its_cause_in_the_words_of_older_versions(headline: str, exp
     assert found.name == cause
 
 
-def test_a_cache_that_transformers_makes_in_training_has_its_cause() -> None:
+def test_a_configuration_that_transformers_copies_in_training_has_its_cause() -> None:
     """As of a T5 under transformers 5.17 and torch 2.11; with use_cache=False it is one graph (docs/log.md)."""
     found = cause_of_break(
         "transformers/configuration_utils.py:1361 in get_text_config: copy.deepcopy()\n"
@@ -64,4 +64,4 @@ def test_a_cache_that_transformers_makes_in_training_has_its_cause() -> None:
         "  explanation: Dynamo does not support copy.deepcopy() (T5Config)"
     )
     assert found is not None
-    assert found.name == "cache of keys and values"
+    assert found.name == "configuration copied in the forward"

@@ -333,7 +333,7 @@ BREAKS = (
         explanation=r"_CachedForward\.",
     ),
     Cause(
-        "cache of keys and values",
+        "configuration copied in the forward",
         "pass use_cache=False to the model, or in its configuration before it is made: training needs no cache of keys and "
         "values, and the one that transformers makes for an encoder and a decoder copies the configuration",
         headline=r"copy\.deepcopy",
