@@ -31,7 +31,8 @@ STEPS = 3  # minimum number of watched steps: differences between batches show f
 MAX_STEPS = 12
 """Number of steps of the busiest optimizer after which optimizers without a step are no longer waited for."""
 
-WITHOUT_REENTRANT = "_checkpoint_without_reentrant_generator"
+_GENERATOR = "_checkpoint_without_reentrant_generator"  # torch 2.15 calls it by a new name, and keeps this one for others
+WITHOUT_REENTRANT = f"{_GENERATOR}_impl" if hasattr(torch.utils.checkpoint, f"{_GENERATOR}_impl") else _GENERATOR
 """What `torch.utils.checkpoint` runs around a function whose activations it does not keep, with use_reentrant=False."""
 
 MAX_UNSTEPPED = 20  # number of backward passes, without an optimizer of torch's, after which each counts as a step

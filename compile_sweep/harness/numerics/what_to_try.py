@@ -104,7 +104,7 @@ def _advice(
         (
             uses_inductor,
             "pattern_matcher",
-            "inductor.pattern_matcher=off, because torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and in addmm",
+            "inductor.pattern_matcher=off, because before 2.15 torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and addmm",
         ),
         (uses_inductor, _MIX, _MIXED),
         (uses_inductor, _LAYOUT, _LAID_OUT),
