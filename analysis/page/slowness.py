@@ -1,6 +1,6 @@
 """Why compiled settings are not faster than eager, as far as their records show, grouped by the reason."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -32,25 +32,29 @@ class Reason(NamedTuple):
 
 def reasons(df: pd.DataFrame) -> list[Reason]:
     """Returns why usable compiled settings are at most 5 % faster than eager, the most frequent reason first."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for label, slow in _compiled(df):
-        for reason in slow:
-            groups.setdefault((reason.found, reason.advice), []).append(label)
-    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
-    return [Reason(found, advice, labels[:MOST_NAMED], max(0, len(labels) - MOST_NAMED)) for (found, advice), labels in ranked]
+    return _grouped(_compiled(df))
 
 
 def why_none_is_faster(df: pd.DataFrame) -> list[str]:
     """Returns why no compiled setting is faster than eager, the most frequent reason first; nothing if one is."""
     compiled = list(_compiled(df))
-    if not compiled or not all(slow for _, slow in compiled):
+    if not all(slow for _, slow in compiled):
         return []
-    known = [reason for reason in reasons(df) if reason.found != NOTHING_EXPLAINS]
+    known = [reason for reason in _grouped(compiled) if reason.found != NOTHING_EXPLAINS]
     return [
         f"{reason.settings[0]}{f' and {others} more' if (others := len(reason.settings) - 1 + reason.num_more) else ''}: "
         f"{reason.found}: {reason.advice}"
         for reason in known[:MOST_REASONS]
     ]
+
+
+def _grouped(compiled: Iterable[tuple[str, list[Slowness]]]) -> list[Reason]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for label, slow in compiled:
+        for reason in slow:
+            groups.setdefault((reason.found, reason.advice), []).append(label)
+    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [Reason(found, advice, labels[:MOST_NAMED], max(0, len(labels) - MOST_NAMED)) for (found, advice), labels in ranked]
 
 
 def _compiled(df: pd.DataFrame) -> Iterator[tuple[str, list[Slowness]]]:

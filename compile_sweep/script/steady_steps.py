@@ -55,8 +55,8 @@ class Stream:
     """Whether steps with new shapes count, except for the few that take several times as long."""
     passes: list[list[float]] = field(default_factory=list)
     """Milliseconds of steps that count, minus their wait for data."""
-    _prepared: set[int] = field(default_factory=set)
-    """Indices of `taken` that count as warm-up."""
+    _marks: list[int] = field(default_factory=list)
+    """For each of `taken`, 1 if it counts as warm-up."""
     _began: float = field(default_factory=time.monotonic)
     _look_again_at: int = 0
 
@@ -77,12 +77,12 @@ class Stream:
     @property
     def times(self) -> list[StepTime]:
         """Steps that count."""
-        return [one for at, one in self._uninterrupted if at not in self._prepared]
+        return [one for one, is_prepared in zip(self.taken, self._marks, strict=True) if not is_prepared and self._is_whole(one)]
 
     @property
     def prepared(self) -> list[StepTime]:
         """Steps with new shapes that count as warm-up."""
-        return [one for at, one in self._uninterrupted if at in self._prepared]
+        return [one for one, is_prepared in zip(self.taken, self._marks, strict=True) if is_prepared and self._is_whole(one)]
 
     @property
     def interrupted(self) -> int:
@@ -92,12 +92,12 @@ class Stream:
     @property
     def new(self) -> list[StepTime]:
         """Steps with new shapes."""
-        return [one for _, one in self._uninterrupted if one.is_new]
+        return [one for one in self._uninterrupted if one.is_new]
 
     @property
     def shapes_recur(self) -> bool:
         """Whether enough steps had shapes that had come before."""
-        return sum(not one.is_new for _, one in self._uninterrupted) >= LEAST_SEEN * len(self._uninterrupted)
+        return sum(not one.is_new for one in self._uninterrupted) >= LEAST_SEEN * len(self._uninterrupted)
 
     @property
     def extra_ms(self) -> float:
@@ -105,22 +105,25 @@ class Stream:
         new = [one.compute_ms for one in self.new]
         if not new:
             return 0.0
-        seen = [one.compute_ms for _, one in self._uninterrupted if not one.is_new]
+        seen = [one.compute_ms for one in self._uninterrupted if not one.is_new]
         if not seen:
             return math.inf
         new_ms, typical_ms = statistics.fmean(new), statistics.median(seen)
         return new_ms - typical_ms if new_ms > SLOWER * typical_ms else 0.0
 
     @property
-    def _uninterrupted(self) -> list[tuple[int, StepTime]]:
-        return [(at, one) for at, one in enumerate(self.taken) if self.keeps_interrupted or not one.interrupted]
+    def _uninterrupted(self) -> list[StepTime]:
+        return [one for one in self.taken if self._is_whole(one)]
 
-    def _far_slower(self) -> set[int]:
-        """Returns the indices of steps with new shapes that take several times as long as others, if they are few."""
+    def _is_whole(self, one: StepTime) -> bool:
+        return self.keeps_interrupted or not one.interrupted
+
+    def _far_slower(self) -> list[int]:
+        """Marks steps with new shapes that take several times as long as others, if they are few."""
         steps = self._uninterrupted
-        limit_ms = FAR_SLOWER * statistics.median([one.compute_ms for _, one in steps] or [0.0])
-        found = {at for at, one in steps if one.is_new and one.compute_ms > limit_ms}
-        return found if len(found) <= RARE * len(steps) else set()
+        limit_ms = FAR_SLOWER * statistics.median([one.compute_ms for one in steps] or [0.0])
+        marks = [int(one.is_new and self._is_whole(one) and one.compute_ms > limit_ms) for one in self.taken]
+        return marks if sum(marks) <= RARE * len(steps) else [0] * len(marks)
 
     @property
     def window(self) -> Window:
@@ -151,10 +154,9 @@ class Stream:
         is_late = are_last or len(self.taken) >= MAX_NEW_STEPS or time.monotonic() - self._began >= MAX_NEW_S
         keeps_new = not self.extra_ms or (is_late and not self.shapes_recur)
         self.keeps_new = keeps_new if are_last else agreed(keeps_new, self.device)
-        slow = self._far_slower() if self.keeps_new else {at for at, one in enumerate(self.taken) if one.is_new}
-        marks = [int(at in slow) for at in range(len(self.taken))]
-        marks = marks if are_last else largest_everywhere(marks, self.device)
-        self._prepared = {at for at, mark in enumerate(marks) if mark}
+        self._marks = self._far_slower() if self.keeps_new else [int(one.is_new) for one in self.taken]
+        if self.keeps_new and not are_last:  # workers may time a step differently
+            self._marks = largest_everywhere(self._marks, self.device)
         counted = self.times
         whole = len(counted) // self.pass_steps * self.pass_steps
         compute = [one.compute_ms for one in counted[:whole]]

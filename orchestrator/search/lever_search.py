@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,8 @@ captioning model in eager mode (docs/results/h200-side-by-side).
 
 _OF_LENGTHS = (*LENGTHS, "group_window")  # levers that decide how many tokens a batch is padded to
 _NOISE = 0.01  # standard deviation of a measured log speed
+
+_NORMAL = NormalDist()
 
 LEAST_GAIN = 0.003
 """Expected improvement below which no setting is worth trying: less than repeated measurements differ by."""
@@ -252,8 +255,9 @@ class LeverSearch:
             return self._taken(baseline, "what runs today")
         for asked in (self._near_best(fitting), self._won_elsewhere(fitting), fitting):
             if len(asked):
-                gains = self._gains(asked) * self._ends_in_time(asked)
-                bargain = int(np.argmax(gains / self._seconds()[asked]))
+                seconds = self._seconds()[asked]
+                gains = self._gains(asked) * self._ends_in_time(seconds)
+                bargain = int(np.argmax(gains / seconds))
                 if gains[bargain] >= LEAST_GAIN:
                     return self._taken(int(asked[bargain]), self._reason(int(asked[bargain])))
         return None
@@ -432,8 +436,7 @@ class LeverSearch:
         best = float(speeds.max())
         mean, deviation = self._predicted(asked)
         ahead = (mean - best) / deviation
-        density = np.exp(-(ahead**2) / 2) / math.sqrt(2 * math.pi)
-        below = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in ahead])
+        below, density = (np.array([*map(of, ahead)]) for of in (_NORMAL.cdf, _NORMAL.pdf))
         return np.asarray((deviation * (ahead * below + density)) * self.model.works(list(self._tried.items()))[asked])
 
     def _predicted(self, asked: Indices) -> tuple[Floats, Floats]:
@@ -456,12 +459,11 @@ class LeverSearch:
         rest = rest_s((took.compile_s, took.wall_s) for took in self._took.values())
         return np.asarray(rest + pace * self._guessed_s + recording)
 
-    def _ends_in_time(self, asked: Indices) -> Floats:
-        """Returns the probability that a trial of each setting ends within the budget, if it takes longer than expected."""
-        left_s, seconds = self._left_s(), self._seconds()[asked]
+    def _ends_in_time(self, seconds: Floats) -> Floats:
+        """Returns the probability that trials that are expected to take so long end within the budget."""
         has_compiled = any(self._candidates.settings[place].scope is not Scope.EAGER for place in self._took)
         spread = _KNOWN_PACE if has_compiled else _UNKNOWN_PACE
-        return np.array([0.5 * math.erfc(-math.log(max(left_s, 1e-3) / one) / spread / math.sqrt(2)) for one in seconds])
+        return np.array([*map(_NORMAL.cdf, np.log(max(self._left_s(), 1e-3) / seconds) / spread)])
 
     def _is_best(self, loss: float | None) -> bool:
         """Tells whether a setting with this loss is at least as good as all others so far."""

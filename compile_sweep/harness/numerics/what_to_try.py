@@ -126,11 +126,10 @@ def _with_unsynchronized(found: Advice, kernels: Sequence[str], settings: Compil
         f"Inductor's kernel {kernels[0]} reads back what it has just stored, without a barrier, and may read what the step "
         "before left there (pytorch 190517)"
     )
-    return _put_first(f"inductor.{_ORDERING}=off", why, found)
+    return _put_first(f"try inductor.{_ORDERING}=off: {why}", found, f"inductor.{_ORDERING}=off")
 
 
-def _put_first(remedy: str, why: str, found: Advice) -> Advice:
-    first = f"try {remedy}: {why}"
+def _put_first(first: str, found: Advice, remedy: str | None) -> Advice:
     return Advice(f"{first}; or {found.text}" if found.text else first, remedy)
 
 
@@ -143,7 +142,7 @@ def _with_redrawn(found: Advice, eager: Trajectory, settings: CompileSettings) -
     name = "activation_memory_budget"
     what = f"set torch._functorch.config.{name} = 1" if chosen is None else f"try it without {name}"
     why = f"at {budget:g} the backward pass may draw other random numbers for dropout than the forward (pytorch 190758)"
-    return Advice(f"{what}: {why}; or {found.text}" if found.text else f"{what}: {why}", found.remedy)
+    return _put_first(f"{what}: {why}", found, found.remedy)
 
 
 _NOTICES_UNFREEZING = (2, 12)  # first version of torch whose compiled code notices that requires_grad of a parameter changed
@@ -152,6 +151,7 @@ _NOTICES_UNFREEZING = (2, 12)  # first version of torch whose compiled code noti
 def _with_unfrozen(found: Advice, eager: Trajectory, settings: CompileSettings) -> Advice:
     """Returns the advice on modules that are unfrozen while they train, where torch does not notice it, before other advice."""
     option = "skip_tensor_guards_with_matching_dict_tags"
+    remedy = f"dynamo.{option}=off"
     late = [module for module, norms in eager.gradients.items() if any(norms) and not norms[0]]
     if (
         not late
@@ -161,4 +161,4 @@ def _with_unfrozen(found: Advice, eager: Trajectory, settings: CompileSettings) 
     ):
         return found
     why = "before torch 2.12 compiled code does not notice that a parameter's requires_grad changed"
-    return _put_first(f"dynamo.{option}=off", f"{late[0]} has gradients only from a later step on, and {why}", found)
+    return _put_first(f"try {remedy}: {late[0]} has gradients only from a later step on, and {why}", found, remedy)

@@ -84,12 +84,12 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
             f"it waits for data {share:.0%} of the time",
             "use more DataLoader workers, pinned memory or less work per sample; compiling cannot make that faster",
         )
-    own = [text for text in found["graph_break_reasons"] if advice_on_break(text) not in NOTHING_TO_DO]
-    if own:
-        mends = advice_on_break(own[0])
+    breaks = [(text, advice_on_break(text)) for text in found["graph_break_reasons"]]
+    if own := [(text, mends) for text, mends in breaks if mends not in NOTHING_TO_DO]:
+        first, mends = own[0]
         yield Slowness(
             "graph breaks",
-            f"{_counted(len(own), 'graph break')}, the first at {own[0].partition(' in ')[0].splitlines()[0]}",
+            f"{_counted(len(own), 'graph break')}, the first at {first.partition(' in ')[0].splitlines()[0]}",
             f"nothing is fused across a break, and Python runs between the graphs; {mends or 'mend it, or compile around it'}",
         )
     if any("complex operators" in text for text in found["perf_hints"]):
