@@ -69,6 +69,8 @@ class WorkloadFacts:
     """
     recomputes: bool | None = None
     """Whether a script recomputes activations in the backward pass; None if that is not known."""
+    makes_cache: bool | None = None
+    """Whether a script's model makes a cache of keys and values while it trains; None if that is not known."""
     batches_change: bool | None = None
     """Whether a script's batches change in shape; None if that is not known."""
     shapes_recur: bool | None = None

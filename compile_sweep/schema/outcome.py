@@ -236,10 +236,7 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
     if limit:
         return verdict_of(Label.RECOMPILE_LIMIT, limit)
     if fallbacks := measurement["fallbacks"]:
-        others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
-        advised = advice_on_fallback(fallbacks[0], measurement.get("graph_break_reasons") or ())
-        reason = f"torch did not compile all that it should: {_sentence(fallbacks[0])}{others}"
-        return verdict_of(Label.SILENT_FALLBACK, f"{reason}; {advised}" if advised else reason)
+        return verdict_of(Label.SILENT_FALLBACK, reason_of_fallback(fallbacks, measurement.get("graph_break_reasons") or ()))
     if claims_cudagraphs and measurement["cudagraph_skips"]:
         reasons = measurement["cudagraph_skip_reasons"] or ["torch gave no reason"]
         reason = f"CUDA graphs were asked for and not used: {_sentence(reasons[0])}"
@@ -259,6 +256,19 @@ def judge_measurement(measurement: Mapping[str, Any], *, claims_cudagraphs: bool
             f"the trial did not have the GPU to itself: {_sentence('; '.join(neighbours))}; measure it again when it does",
         )
     return OK
+
+
+def reason_of_fallback(fallbacks: Sequence[str], breaks: Sequence[str]) -> str:
+    """Returns a sentence on what runs eagerly that should be compiled, with what to do.
+
+    Args:
+        fallbacks: A record's `fallbacks`, at least one.
+        breaks: The record's `graph_break_reasons`.
+    """
+    others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
+    advised = advice_on_fallback(fallbacks[0], breaks)
+    reason = f"torch did not compile all that it should: {_sentence(fallbacks[0])}{others}"
+    return f"{reason}; {advised}" if advised else reason
 
 
 def judge_warm_start(start: Mapping[str, Any]) -> Verdict:
@@ -338,6 +348,8 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
         last = death.recompiles[-1]
         limit = f"with fullgraph=on, torch fails at its recompile limit: {_sentence(last)}"
         return verdict_of(Label.RECOMPILE_LIMIT, f"{limit}; {advice_on_limit(last, death.recompiles)}")
+    if error_type.endswith(".FellBackError"):
+        return verdict_of(Label.SILENT_FALLBACK, death.error_text)
     if not death.error_is_compilers:
         advice, label = advice_on_exception(death.error_text), Label.EXCEPTION
     else:

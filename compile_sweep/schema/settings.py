@@ -256,6 +256,9 @@ class CompileSettings:
     compile_loss: bool | None = _setting(parse_switch, torch_default=False, compiles=True, in_label=True)
     """With scope=full, of a script: also compile the loss functions that it calls outside its modules."""
 
+    use_cache: bool | None = _setting(parse_switch, torch_default=True)
+    """off: while a script trains them, models of transformers make no cache of keys and values, which only generation reads."""
+
     stance: Stance | None = _setting(Stance, compiles=True, in_label=True)
     """Run the first call eagerly, or by AOTAutograd alone, and compile what torch then knows to change as dynamic."""
 

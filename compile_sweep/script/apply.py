@@ -70,6 +70,16 @@ def process_wide(settings: CompileSettings) -> None:
         from compile_sweep.harness.toolchain import compile_whole_files  # loads the compiler
 
         compile_whole_files()
+    set_global_state(settings)
+    if settings.activation_checkpointing is ActivationCheckpointing.OFF:
+        _keep_activations()
+
+
+def set_global_state(settings: CompileSettings) -> None:
+    """Sets what a script may set itself as it begins, such as `torch.backends.cuda.enable_cudnn_sdp(True)`.
+
+    Call it again before the first step to apply: what was set last counts.
+    """
     for name, value in settings.config.items():
         module, _, setting = name.rpartition(".")
         setattr(config_module(module), setting, value)
@@ -78,8 +88,6 @@ def process_wide(settings: CompileSettings) -> None:
         UNTIL_EXIT.enter_context(sdpa_kernel(kernels, set_priority=True))
     if settings.matmul_precision is not None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
-    if settings.activation_checkpointing is ActivationCheckpointing.OFF:
-        _keep_activations()
 
 
 def _keep_activations() -> None:
@@ -149,14 +157,49 @@ def apply_to_modules(
                 block.forward = MethodType(checkpointed, block)
             if settings.scope is Scope.NESTED:
                 block.forward = nested(block)
-    if settings.scope is Scope.EAGER:
-        return
-    targets = compilable(targets)
+    if settings.scope is not Scope.EAGER:
+        _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile, optimizers)
+    if settings.use_cache is False:
+        for target in targets:
+            module = target.module
+            call = vars(module).get("_compiled_call_impl") or module._call_impl
+            vars(module)["_compiled_call_impl"] = _without_cache(module, call)
+
+
+def _compile_modules(
+    settings: CompileSettings,
+    targets: Sequence[Target],
+    block_shapes: Mapping[nn.Module, list[Shapes]],
+    compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call],
+    own_compile: "OwnCompile | None",
+    optimizers: Sequence[Optimizer],
+) -> None:
     for module, dims in _compiled_apart(settings, targets, block_shapes):
         evaluates = own_compile is not None and own_compile.includes(module) and not settings.claims_cudagraphs
         forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, module)
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
     before_graphs(settings, targets, optimizers)
+
+
+def _without_cache(module: nn.Module, call: Call) -> Call:
+    """Returns a replacement for a module's call in which models of transformers make no cache of keys and values in training.
+
+    Their configurations say so during the call alone, because checkpoints keep them and generation needs the cache. A script that
+    asks for the cache in the call itself gets it.
+    """
+    found = {id(held): held for part in module.modules() if (held := getattr(part, "config", None)) is not None}
+
+    def call_without(*args: Any, **kwargs: Any) -> Any:
+        changed = [config for config in found.values() if getattr(config, "use_cache", None) is True] if trains(module) else []
+        for config in changed:
+            config.use_cache = False
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for config in changed:
+                config.use_cache = True
+
+    return call_without
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:

@@ -124,6 +124,8 @@ class Discovery:
     """Number of gradients taken by torch.func."""
     num_recomputed: int = 0
     """Number of calls whose activations are recomputed in the backward pass."""
+    makes_cache: bool = False
+    """Whether a model returns a cache of keys and values in training, as those of transformers do unless told not to."""
     num_taken: int = 0
     """Number of gradients taken by `torch.autograd.grad`."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
@@ -214,7 +216,9 @@ class Discovery:
                 inner.is_called_inside = True
             if module in self._blocks:
                 self.block_shapes.setdefault(module, []).append(_shapes(module, args, kwargs))
-            return run(module, *args, **kwargs)
+            outputs = run(module, *args, **kwargs)
+            self.makes_cache |= _has_cache(outputs)
+            return outputs
         trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
         target = self._noted(module, args, kwargs) if trains else None
         before = _generator_states(target.device) if target is not None and not target.draws and target.calls <= 2 else None
@@ -226,6 +230,7 @@ class Discovery:
             if target is not None and before is not None:
                 target.draws = before != _generator_states(target.device)
         if target is not None:
+            self.makes_cache |= _has_cache(outputs)
             _note_second_derivatives(target, outputs)
         elif not trains and module not in self.loss_modules and _is_of_loss(args, kwargs, outputs):
             self.loss_modules.append(module)
@@ -249,6 +254,10 @@ class Discovery:
         kind = target.device.type
         target.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return target
+
+
+def _has_cache(outputs: Any) -> bool:
+    return torch.is_grad_enabled() and getattr(outputs, "past_key_values", None) is not None
 
 
 def _without_parts(targets: list[Target]) -> list[Target]:

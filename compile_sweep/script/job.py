@@ -32,6 +32,10 @@ class ScriptError(CompileSweepError):
         self.from_compiler = from_compiler
 
 
+class FellBackError(ScriptError):
+    """A run ended because something runs eagerly that should be compiled; the message says what, and what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptJob:
     """A script, as a person starts it."""
@@ -176,6 +180,7 @@ NOT_FOR_SCRIPTS: Mapping[str, str] = {
 ONLY_FOR_SCRIPTS: Mapping[str, str] = {
     "as_written": "leaves a script as it is, and a workload has none; use --script, or leave it out",
     "activation_checkpointing=off": "is for scripts that recompute; a workload keeps its activations, so leave it out",
+    "use_cache": "is for scripts; a workload decides itself whether its model makes a cache, so leave it out",
     "compile_loss": "is for scripts; scope=full compiles a workload's loss with its model, so leave it out",
 }
 """Settings, or values of them, that only apply to scripts, and the message about them for a workload."""

@@ -37,7 +37,7 @@ from compile_sweep.harness.numerics.references import RANDOM_REPEATS, kernel_rou
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import synchronize
-from compile_sweep.schema.outcome import Phase
+from compile_sweep.schema.outcome import Phase, reason_of_fallback
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics
 from compile_sweep.script.apply import (
@@ -47,11 +47,12 @@ from compile_sweep.script.apply import (
     apply_to_optimizers,
     expectation,
     process_wide,
+    set_global_state,
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
 from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, is_of_the_loop, name_targets, shapes_of, size_of
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
-from compile_sweep.script.job import ScriptError
+from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
 from compile_sweep.script.processes import ELSEWHERE, Processes
 from compile_sweep.script.steady_steps import Stream
@@ -87,6 +88,13 @@ TAKES_OVER_AFTER = 2
 """Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
 MAX_RESTARTS = 3  # maximum number of restarts of the timing because something compiled
+
+
+PATIENCE_S = 60.0
+"""Seconds of compiling and warming up after which a run ends if something runs eagerly that should be compiled.
+
+The setting cannot be used then, whatever its speed, and the rest may take minutes: a T5-base compiled for 190 s more.
+"""
 
 
 class Stop(BaseException):
@@ -279,8 +287,9 @@ class Session:
             perturb(weights, kernel_rounding(rounding) if is_further else rounding, self._forward_seed)
         if self.kind is Kind.MEASURED:
             memory.reset_peaks(self.device)
-            self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found)))
+            self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
+            set_global_state(self.settings)
             apply_to_modules(
                 self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
             )
@@ -503,6 +512,13 @@ class Session:
         """Tells whether modules are compiled in this run, by the settings or by the script itself."""
         own = self.settings.as_written and bool(self.own_compile.modules)
         return self.kind is Kind.MEASURED and (own or self.settings.scope is not Scope.EAGER)
+
+    def _fell_back(self, found: Diagnostics) -> None:
+        elapsed_s = time.perf_counter() - self._began
+        if self._clock is None or self.stream is not None or self.is_over or elapsed_s < PATIENCE_S:
+            return
+        reason = reason_of_fallback(found.fallbacks, found.graph_break_reasons)
+        self._fail(FellBackError(f"{reason}; the trial ended after {elapsed_s:.0f} s of compiling and warming up"))
 
     def _fail(self, error: BaseException) -> None:
         self.error = error

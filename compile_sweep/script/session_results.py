@@ -109,6 +109,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,
+        "makes_cache": session.found.makes_cache,
         "batches_change": any(target.changing() for target in session.found.targets),
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
         "autocasts": all(target.autocast is not None for target in session.found.targets),

@@ -29,7 +29,7 @@ from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
-from compile_sweep.script.job import SEE_OUTPUT, ScriptJob, needs_launcher
+from compile_sweep.script.job import SEE_OUTPUT, FellBackError, ScriptJob, needs_launcher
 
 if TYPE_CHECKING:
     from compile_sweep.harness.compile_cache.artifact import Artifact
@@ -77,8 +77,13 @@ class RunFailed(Exception):
         return self.text
 
     @property
+    def fell_back(self) -> bool:
+        """Whether the run ended because something runs eagerly that should be compiled."""
+        return (self.error_type or "").endswith(f".{FellBackError.__name__}")
+
+    @property
     def _is_ours(self) -> bool:
-        return (self.error_type or "ScriptError").rpartition(".")[2] == "ScriptError"
+        return self.fell_back or (self.error_type or "ScriptError").rpartition(".")[2] == "ScriptError"
 
     @property
     def sentence(self) -> str:

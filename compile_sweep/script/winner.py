@@ -32,6 +32,7 @@ from compile_sweep.script.apply import (
     apply_to_optimizers,
     compiled_forward,
     process_wide,
+    set_global_state,
 )
 from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, name_targets, unwrapped
 from compile_sweep.script.job import ScriptError, check_settings
@@ -239,6 +240,7 @@ class Applier:
         found = self._watch.found
         self.is_applied = True
         name_targets(found.targets, vars(sys.modules["__main__"]))
+        set_global_state(self.settings)
         try:
             apply_to_modules(
                 self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers

@@ -79,6 +79,8 @@ def _levers(target: Target) -> list[list[Candidate]]:
         levers.append([{}, {"memory_format": target.memory_format}])
     if target.recomputes:
         levers.append([{}, {"activation_checkpointing": "off"}])
+    if target.is_script and target.makes_cache is not False:
+        levers.append([{}, {"use_cache": "off"}])
     if Attention.UNMASKED in target.attentions:
         levers.append([{}, {"attention": "unmasked"}])
     if target.has_gpu and target.has_attention:

@@ -29,7 +29,7 @@ from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.journal import written_whole
 from compile_sweep.schema.outcome import Phase, is_let_down
-from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.job import FellBackError, ScriptError, ScriptJob
 from compile_sweep.script.trial import FreshProcess, RunFailed, ScriptTrial, StartRun
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing
@@ -343,6 +343,8 @@ def _measure_script(
     try:
         found = trial.run()
     except RunFailed as error:
+        if error.fell_back:
+            raise FellBackError(error.text) from None
         raise ScriptError(error.sentence, from_compiler=error.from_compiler) from None
     num_threads, variable = cores.threads_of(plan.threads, len(cpus))
     if variable and not variable.endswith(f"={len(cpus)}"):

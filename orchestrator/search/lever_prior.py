@@ -39,6 +39,7 @@ BELIEFS: Mapping[str, tuple[float, float]] = {
     "optimizer=fused": (0.03, 0.05),
     "compiled_optimizer=compiled": (0.0, 0.05),
     "activation_checkpointing=off": (0.2, 0.1),  # a forward less of three or four passes as long as one
+    "use_cache=off": (0.2, 0.2),  # proposed where a cache is made: copies for each layer, and code that Dynamo cannot trace
     "attention=unmasked": (0.05, 0.15),
     "sdpa_kernel=efficient": (-0.05, 0.08),
     "max_autotune=on": (0.0, 0.06),

@@ -318,6 +318,7 @@ class LeverSearch:
             has_loss_outside=model.get("has_loss_outside") is not False,
             can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
+            makes_cache=model.get("makes_cache") is not False,
             batches_change=model.get("batches_change") is not False,
             shapes_recur=model.get("shapes_recur") is not False,
             autocasts=model.get("autocasts") is True,
@@ -521,6 +522,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.compile_loss and facts.has_loss_outside is False:
         return True
     if setting.activation_checkpointing is not None and facts.recomputes is False:
+        return True
+    if setting.use_cache is False and facts.makes_cache is False:
         return True
     if setting.matmul_precision is not None and facts.autocasts:
         return True

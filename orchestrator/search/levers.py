@@ -84,7 +84,9 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in ignored)
 
 
-_TRACED = ("scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing", "workload")
+_TRACED = (
+    "scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing", "use_cache", "workload",
+)  # fmt: skip
 """Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
 
 

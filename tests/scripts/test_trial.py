@@ -140,6 +140,13 @@ def test_an_error_of_the_compilers_is_told_as_that_with_what_helps(from_compiler
     assert re.search(said, RunFailed("builtins.RuntimeError", text, from_compiler).sentence)
 
 
+def test_a_run_that_fell_back_is_told_apart_and_in_its_own_words() -> None:
+    failed = RunFailed("compile_sweep.script.job.FellBackError", "torch did not compile all that it should")
+    assert failed.fell_back
+    assert failed.sentence == "torch did not compile all that it should"
+    assert not RunFailed("compile_sweep.script.job.ScriptError", "no module").fell_back
+
+
 def test_an_error_of_the_scripts_says_where_and_its_output_is_kept_only_where_it_helps() -> None:
     raised = RunFailed("builtins.AssertionError", "", output=["Traceback"], at="train.py:3")
     assert (raised.sentence, raised.output) == ("the script raised AssertionError at train.py:3", ["Traceback"])

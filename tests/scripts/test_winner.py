@@ -50,7 +50,7 @@ def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_ke
     settings = "scope=regional,dynamic=auto,optimizer=fused,sdpa_kernel=flash,backend=aot_eager"
     (folder / "best.json").write_text(json.dumps({"settings": settings}))
     script = folder / "char_lm.py"
-    script.write_text(script.read_text() + SHOW_KERNELS)
+    script.write_text(f"import torch\ntorch.backends.cuda.enable_cudnn_sdp(True)\n{script.read_text()}{SHOW_KERNELS}")
     words = ["char_lm.py", "--max_iters=8", "--eval_interval=8", "--compile_model=True"]
     run = trained(folder, "-m", "compile_sweep.run", "--settings", "best.json", *words)
     assert run.returncode == 0, run.stderr

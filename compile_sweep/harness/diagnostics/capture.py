@@ -65,8 +65,16 @@ class Diagnostics:
 
 
 @contextmanager
-def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnostics]:
-    """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards."""
+def capture_diagnostics(
+    expected: Expectation | None = None, on_fallback: Callable[[Diagnostics], None] = lambda found: None
+) -> Iterator[Diagnostics]:
+    """Collects diagnostics of every compile inside the block, and restores torch's logging afterwards.
+
+    Args:
+        expected: What should be compiled.
+        on_fallback: Called with every message of torch's once something runs eagerly that should be compiled. A `BaseException`
+            that it raises ends the compile.
+    """
     diagnostics = Diagnostics()
     reader = _Reader(diagnostics, expected.names if expected is not None else None)
     converted: set[CodeType] = set()
@@ -78,7 +86,7 @@ def capture_diagnostics(expected: Expectation | None = None) -> Iterator[Diagnos
             del sources[_NODES]
         for name, (level, read) in sources.items():
             logger = logging.getLogger(name)
-            listener = _Listener(read)
+            listener = _Listener(read, lambda: on_fallback(diagnostics) if diagnostics.fallbacks else None)
             if logger.name == _NODES:
                 undo.callback(setattr, logger, "propagate", logger.propagate)
                 logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then the user asked for these records
@@ -207,13 +215,14 @@ class _Reader:
 class _Listener(logging.Handler):
     """Passes records to a reader; an error in the reader must not end a compile."""
 
-    def __init__(self, read: Callable[[logging.LogRecord], None]) -> None:
+    def __init__(self, read: Callable[[logging.LogRecord], None], then: Callable[[], None]) -> None:
         super().__init__(level=logging.DEBUG)
-        self._read = read
+        self._read, self._then = read, then
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._read(record)
+            self._then()
         except Exception:
             self.handleError(record)
 

@@ -335,7 +335,8 @@ BREAKS = (
     Cause(
         "configuration copied in the forward",
         "pass use_cache=False to the model, or in its configuration before it is made: training needs no cache of keys and "
-        "values, and the one that transformers makes for an encoder and a decoder copies the configuration",
+        "values, and the one that transformers makes for an encoder and a decoder copies the configuration. In a sweep of a "
+        "script, use_cache=off does it",
         headline=r"copy\.deepcopy",
         inside=r"transformers/configuration_utils\.py",
         needs_all=True,

@@ -51,7 +51,7 @@ GUARDS = (
     Cause(
         "cache of keys and values",
         "models of Hugging Face's fill a cache for generation also while they train, which gives each layer a graph of its own: "
-        "set model.config.use_cache = False",
+        "set model.config.use_cache = False, or in a sweep of a script use_cache=off",
         guard=r"\S+\.is_initialized == |(not )?\S*(past_key_value|layer_past)",
         inside=r"\bcache_utils\.py",
     ),

@@ -258,6 +258,16 @@ def test_auto_tries_to_keep_the_activations_of_a_script_that_recomputes(
     assert any(setting.activation_checkpointing == "off" for setting in found) is is_tried
 
 
+@pytest.mark.parametrize(("library", "is_tried"), [("transformers", True), ("torch", False)])
+def test_auto_leaves_out_caches_of_keys_and_values_of_models_of_transformers(
+    tmp_path: Path, library: str, is_tried: bool
+) -> None:
+    (tmp_path / "train.py").write_text(f"import {library}")
+    found = settings_of("auto", Target.of(script_facts(ScriptJob.of("train.py", (), folder=str(tmp_path))), has_gpu=True))
+    assert {setting.use_cache for setting in found} == ({None, False} if is_tried else {None})
+    assert not any(setting.use_cache is False for setting in settings_of("auto", BASE_ON_GPU))
+
+
 @pytest.mark.parametrize(
     ("text", "layout"),
     [

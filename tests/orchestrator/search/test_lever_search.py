@@ -319,6 +319,18 @@ def test_keeping_activations_is_proposed_unless_the_script_is_known_to_recompute
     assert any(step.setting.activation_checkpointing for step in steps) is recomputes
 
 
+@pytest.mark.parametrize("makes_cache", [True, False])
+def test_a_cache_that_training_makes_is_left_out_from_the_first_compiled_setting_on(makes_cache: bool) -> None:
+    ways = ("eager", "full", "regional")
+    settings = [CompileSettings.parse(f"scope={way}{without}") for way in ways for without in ("", ",use_cache=off")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    tell_first(searching, {"has_blocks": True, "makes_cache": makes_cache})
+    steps = run(searching, {**GAINS, "use_cache=off": 0.2})
+    first = next(step.setting for step in steps if step.setting.scope is not Scope.EAGER)
+    assert (first.use_cache is False) is makes_cache
+    assert any(step.setting.use_cache is False for step in steps) is makes_cache
+
+
 @pytest.mark.parametrize("autocasts", [True, False])
 def test_matmul_precision_is_proposed_unless_the_script_is_known_to_autocast(autocasts: bool) -> None:
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,matmul_precision=high")]
