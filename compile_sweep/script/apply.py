@@ -161,9 +161,7 @@ def apply_to_modules(
         _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile, optimizers)
     if settings.use_cache is False:
         for target in targets:
-            module = target.module
-            call = vars(module).get("_compiled_call_impl") or module._call_impl
-            vars(module)["_compiled_call_impl"] = _without_cache(module, call)
+            _wrap_call(target.module, partial(_without_cache, target.module))
 
 
 def _compile_modules(
@@ -179,6 +177,11 @@ def _compile_modules(
         forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, module)
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
     before_graphs(settings, targets, optimizers)
+
+
+def _wrap_call(module: nn.Module, around: Callable[[Call], Call]) -> None:
+    """Replaces a module's call, compiled or not, by what `around` makes of it."""
+    vars(module)["_compiled_call_impl"] = around(vars(module).get("_compiled_call_impl") or module._call_impl)
 
 
 def _without_cache(module: nn.Module, call: Call) -> Call:
@@ -232,8 +235,7 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target], optimize
     for optimizer in optimizers:
         optimizer.register_step_post_hook(keeper.after_step)
     for target in targets:
-        held = vars(target.module)
-        held["_compiled_call_impl"] = keeper.before(held.get("_compiled_call_impl") or target.module._call_impl)
+        _wrap_call(target.module, keeper.before)
 
 
 class _GradientKeeper:

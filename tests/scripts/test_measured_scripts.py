@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
 from compile_sweep.script import session_results
 from compile_sweep.script.session import Kind
 from tests.scripts.conftest import Run
@@ -19,7 +18,6 @@ from tests.scripts.conftest import Run
 pytestmark = pytest.mark.slow
 
 AOT = "scope=full,dynamic=auto,backend=aot_eager"
-OK_NUMBERS = {"numerics": {"status": "ok"}}
 
 
 def test_a_plain_loop_is_found_with_its_accumulation(run: Run) -> None:
@@ -158,73 +156,6 @@ def test_a_script_that_compiles_itself_keeps_its_names_and_runs_eagerly_under_ea
     assert figures.graphs == 0
     assert figures.tokens_per_s == pytest.approx(32 * figures.samples_per_s)
     assert "the script calls torch.compile itself, on GPT" in session_results.findings(session)
-
-
-def test_settings_hold_whatever_a_script_sets_before_its_first_step(run: Run, folder: Path) -> None:
-    (folder / "sets_them.py").write_text(
-        "import torch, torch._dynamo\n"
-        "torch.backends.cuda.enable_cudnn_sdp(True)\n"
-        "torch.set_float32_matmul_precision('medium')\n"
-        "torch._dynamo.config.recompile_limit = 99\n"
-        "model = torch.nn.Linear(8, 8)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "seen = []\n"
-        "for _ in range(4000):\n"
-        "    model(torch.randn(4, 8)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-        "    limit, precision = torch._dynamo.config.recompile_limit, torch.get_float32_matmul_precision()\n"
-        "    seen[:] = torch.backends.cuda.cudnn_sdp_enabled(), precision, limit\n"
-    )
-    before = torch.get_float32_matmul_precision(), torch._dynamo.config.recompile_limit
-    try:
-        session, error = run("sets_them.py", f"{AOT},sdpa_kernel=flash,matmul_precision=high,recompile_limit=7")
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch._dynamo.config.recompile_limit = before[1]
-    assert error is session.error is None
-    assert vars(sys.modules["__main__"])["seen"] == [False, "high", 7]
-
-
-@pytest.mark.parametrize("patience_s", [0.0, 60.0])
-def test_a_run_ends_when_what_falls_back_compiles_for_long(
-    patience_s: float, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "falls_back.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)\n"
-        "    def forward(self, x):\n"
-        "        for _ in range(2):\n"
-        "            x = self.first(x)\n"
-        "            torch._dynamo.graph_break()\n"
-        "        return self.last(x)\n"
-        "model = Net()\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(4000):\n"
-        "    model(torch.randn(4, 8)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-    )
-    monkeypatch.setattr("compile_sweep.script.session.PATIENCE_S", patience_s)
-    session, error = run("falls_back.py", AOT)
-    assert error is None
-    if patience_s:
-        assert session.error is None
-        verdict = judge_measurement(session_results.measurement(session).to_dict() | OK_NUMBERS, claims_cudagraphs=False)
-    else:
-        assert session.stream is None
-        name = f"{type(session.error).__module__}.{type(session.error).__qualname__}"
-        death = Death(
-            phase="warming-up", in_phase_s=1.0, elapsed_s=1.0, compile_deadline_s=60.0, trial_deadline_s=90.0,
-            error_type=name, error_text=str(session.error),
-        )  # fmt: skip
-        verdict = judge_death(death)
-    assert verdict.label is Label.SILENT_FALLBACK
-    assert verdict.reason is not None
-    assert "falls_back.py" in verdict.reason
-    assert ("of compiling and warming up" in verdict.reason) is not bool(patience_s)
 
 
 def test_both_models_of_a_gan_are_compiled(run: Run) -> None:

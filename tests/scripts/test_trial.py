@@ -28,13 +28,13 @@ from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
 from compile_sweep.harness.numerics.references import MORE_PERTURBED
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.causes.places import place_of
-from compile_sweep.schema.outcome import Phase, judge_measurement
+from compile_sweep.schema.outcome import Death, Label, Phase, judge_death, judge_measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import print_from_script, run_script
 from compile_sweep.script.session import Kind, Session
-from compile_sweep.script.session_results import other_batch_size
+from compile_sweep.script.session_results import measurement, other_batch_size
 from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial, StartRun
 from orchestrator.run.fork_server import ForkedScriptRun, ForkServer, Setup, script_order
 from tests.scripts.conftest import SHORT, Run
@@ -138,6 +138,49 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 def test_an_error_of_the_compilers_is_told_as_that_with_what_helps(from_compiler: bool, said: str) -> None:
     text = "torch.compile with aot_autograd does not currently support double backward"
     assert re.search(said, RunFailed("builtins.RuntimeError", text, from_compiler).sentence)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience_s", [0.0, 60.0])
+def test_a_run_ends_when_what_falls_back_compiles_for_long(
+    patience_s: float, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "falls_back.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)\n"
+        "    def forward(self, x):\n"
+        "        for _ in range(2):\n"
+        "            x = self.first(x)\n"
+        "            torch._dynamo.graph_break()\n"
+        "        return self.last(x)\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    model(torch.randn(4, 8)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    monkeypatch.setattr("compile_sweep.script.session.PATIENCE_S", patience_s)
+    session, error = run("falls_back.py", "scope=full,dynamic=auto,backend=aot_eager")
+    assert error is None
+    if patience_s:
+        assert session.error is None
+        verdict = judge_measurement(measurement(session).to_dict() | {"numerics": {"status": "ok"}}, claims_cudagraphs=False)
+    else:
+        assert session.stream is None
+        name = f"{type(session.error).__module__}.{type(session.error).__qualname__}"
+        death = Death(
+            phase="warming-up", in_phase_s=1.0, elapsed_s=1.0, compile_deadline_s=60.0, trial_deadline_s=90.0,
+            error_type=name, error_text=str(session.error),
+        )  # fmt: skip
+        verdict = judge_death(death)
+    assert verdict.label is Label.SILENT_FALLBACK
+    assert verdict.reason is not None
+    assert "falls_back.py" in verdict.reason
+    assert ("of compiling and warming up" in verdict.reason) is not bool(patience_s)
 
 
 def test_a_run_that_fell_back_is_told_apart_and_in_its_own_words() -> None:
