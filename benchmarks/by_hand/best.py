@@ -146,6 +146,11 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "CUDA graphs, multiples of 64, fused": {
             "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused"],
         },
+        "eager, fused, no cuDNN attention": {"words": ["--fused", "--no-cudnn"]},
+        "compiled, dynamic, fused, no cuDNN attention": {"words": ["--compile", "--dynamic", "--fused", "--no-cudnn"]},
+        "CUDA graphs, multiples of 64, fused, no cuDNN attention": {
+            "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused", "--no-cudnn"],
+        },
     },
     "t5_script": {
         "eager": {},

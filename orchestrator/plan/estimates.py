@@ -63,23 +63,26 @@ _WARM_SHARE = 0.2
 
 
 def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[TrialRecord], *, cold: bool = False) -> float:
-    """Estimates a trial's seconds: the median of similar trials in this folder if there are any, otherwise a prior.
+    """Estimates a trial's seconds: the median of this setting's trials in this folder, or of similar ones, otherwise a prior.
 
     Args:
         cold: Whether the trial starts with empty caches, so that what similar trials restored has to be compiled.
     """
+    measured = [record for record in done if record.status is Status.OK]
+    same = [record for record in measured if record.settings_key == settings.key]
     graphs = settings.num_graphs(facts.max_length, facts.min_length)
-    like = [
-        later_wall_s(record.wall_s, record.phases_s) + (_not_compiled_s(record) if cold else 0.0)
-        for record in done
-        if record.status is Status.OK
-        and (other := _parsed(record.settings_key)).scope is settings.scope
+    like = same or [
+        record
+        for record in measured
+        if (other := _parsed(record.settings_key)).scope is settings.scope
         and (other.mode, other.tunes) == (settings.mode, settings.tunes)
         and other.num_graphs(facts.max_length, facts.min_length) == graphs
         and (other.optimizer in COMPILED_OPTIMIZERS) == (settings.optimizer in COMPILED_OPTIMIZERS)
     ]
     if like:
-        return statistics.median(like)
+        return statistics.median(
+            later_wall_s(record.wall_s, record.phases_s) + (_not_compiled_s(record) if cold else 0.0) for record in like
+        )
     facts = with_model(facts, next((record.model_facts for record in done if record.model_facts), {}))
     compiling = guessed_compile_s(settings, facts) * _pace(done, facts)
     recording = recording_s(settings, ((_parsed(record.settings_key), record.compile_phases_s) for record in done))

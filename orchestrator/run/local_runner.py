@@ -1,7 +1,7 @@
 """Runs trials in processes of this host, without Ray: each attempt is one forked process, watched until it ends."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,11 @@ class LocalRunner:
             finally:
                 self._servers.close()
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._run(batch)
+
+    def _run(self, batch: Batch) -> None:
         plan = TrialPlan.of(
             self._config,
             self._output,

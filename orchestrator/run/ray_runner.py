@@ -1,7 +1,8 @@
 """Runs trials on Ray: Ray Tune schedules them, Ray Train runs each trial's workers, on this host or in a cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 
 from orchestrator.config import SweepConfig
@@ -38,17 +39,26 @@ class RayRunner:
                 stack.enter_context(start_placement_actor())
             yield
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batches: Iterable[Batch]) -> None:
+        """Runs batches in as few runs of Tune as it can, because each starts processes that import torch anew."""
+        one_by_one = self._config.max_concurrent == 1
+        for is_alone, group in groupby(batches, key=lambda batch: batch.alone or one_by_one):
+            # Where trials run side by side, Tune asks for the next one while others run, which the next batch must not see.
+            for run in [group] if is_alone else ((batch,) for batch in group):
+                self._run_trials(run, max_concurrent=1 if is_alone else self._config.max_concurrent)
+
+    def _run_trials(self, batches: Iterable[Batch], max_concurrent: int) -> None:
         from orchestrator.run.tuning import run_trials
 
         run_trials(
             self._config,
-            batch,
+            batches,
             environment=self._environment,
             output=self._output,
             scratch=self._scratch,
             new_trial_id=self._trial_ids.__next__,
             tracking=self._tracking,
+            max_concurrent=max_concurrent,
         )
 
     def running(self) -> Sequence[Progress]:

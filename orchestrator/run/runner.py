@@ -68,8 +68,11 @@ class Runner(Protocol):
         """Prepares for running trials in the block; raises SessionError if they cannot run. `say` is told of long waits."""
         ...
 
-    def run(self, batch: Batch) -> None:
-        """Runs the trials of a batch in an open session; raises SweepFolderError or SessionError. Returns when none may start."""
+    def run(self, batches: Iterable[Batch]) -> None:
+        """Runs the trials of batch after batch in an open session; raises SweepFolderError or SessionError.
+
+        Asks for the next batch once no trial of the last one runs or may start. Returns when no batch is left.
+        """
         ...
 
     def running(self) -> Sequence[Progress]:

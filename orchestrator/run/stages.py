@@ -1,7 +1,7 @@
 """The stages of a sweep, in order: what is left, the front cold, disturbed trials alone, a script as it is again, warm starts."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -191,6 +191,25 @@ class Stages:
             # In a search, a setting that does not fit now may fit later.
             return settings if fitting and stage.is_search else fitting
 
+        def batches(view: LiveView) -> Iterator[Batch]:
+            for stage in stages:
+                for settings in remaining.rounds(partial(affordable, stage), stage.most_rounds):
+                    if stage.announcement is not None:
+                        expected = {setting.key: stage.expected_s(setting) for setting in settings}
+                        are_trials = not (stage.warm_start or stage.is_planned)
+                        view.plan_more(expected, stage.announcement(settings), are_trials=are_trials)
+                    yield Batch(
+                        settings=settings,
+                        may_start=partial(may_start, stage),
+                        alone=stage.alone,
+                        restores=stage.restores,
+                        warm_start=stage.warm_start,
+                        search=search if stage.is_search else None,
+                        pruning=self._pruning() if stage.is_search else None,
+                    )
+                    if search is not None and stage.is_search:
+                        search.catch_up()
+
         stages = self.stages()
         if not any(map(affordable, stages)):
             return False
@@ -200,26 +219,7 @@ class Stages:
                 runner.session(console.print, self._interrupts),
                 self._view(console, runner, search) as view,
             ):
-                for stage in stages:
-                    for settings in remaining.rounds(partial(affordable, stage), stage.most_rounds):
-                        if stage.announcement is not None:
-                            expected = {setting.key: stage.expected_s(setting) for setting in settings}
-                            view.plan_more(
-                                expected, stage.announcement(settings), are_trials=not (stage.warm_start or stage.is_planned)
-                            )
-                        runner.run(
-                            Batch(
-                                settings=settings,
-                                may_start=partial(may_start, stage),
-                                alone=stage.alone,
-                                restores=stage.restores,
-                                warm_start=stage.warm_start,
-                                search=search if stage.is_search else None,
-                                pruning=self._pruning() if stage.is_search else None,
-                            )
-                        )
-                        if search is not None and stage.is_search:
-                            search.catch_up()
+                runner.run(batches(view))
         except KeyboardInterrupt:
             if search is not None:
                 search.catch_up()  # with trials that ended since the search was last asked

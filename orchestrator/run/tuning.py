@@ -14,7 +14,8 @@ measurements are in its record, which is durable before Tune learns of it.
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,16 +56,34 @@ class _NotPickled:
 
 
 class ProposingSearcher(_NotPickled, Searcher):
-    """A Tune searcher that suggests what a batch proposes."""
+    """A Tune searcher that suggests what batch after batch proposes.
 
-    def __init__(self, proposals: Proposals, plan: TrialPlan, new_trial_id: Callable[[], str]) -> None:
+    Args:
+        plan: What the trials of all batches have in common.
+        is_over: Returns whether no further trial may start.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        plan: TrialPlan,
+        new_trial_id: Callable[[], str],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
-        self._proposals, self._plan, self._new_trial_id = proposals, plan, new_trial_id
+        self._batches, self._plan, self._new_trial_id, self._is_over = iter(batches), plan, new_trial_id, is_over
+        self._proposals: Proposals | None = None
+        self.early_stopping: EarlyStopping | None = None
+        """Decides which trials of the current batch to stop; None if none."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Returns the next trial's assignment, or `FINISHED` if there is none."""
-        if (setting := self._proposals.next()) is None:
-            return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune's types do not allow for
+        while self._proposals is None or (setting := self._proposals.next()) is None:
+            if self._is_over() or (batch := next(self._batches, None)) is None:
+                return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune's types do not allow for
+            self._plan = replace(self._plan, **plan_fields(batch))
+            self._proposals = Proposals.of(batch, self._is_over)
+            self.early_stopping = EarlyStopping(Path(self._plan.folder), batch.pruning) if batch.pruning else None
         return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -163,15 +182,16 @@ def remove_orphaned_placement_groups() -> int:
 class StopTrials(_NotPickled, Callback):
     """Requests that trials stop when continuing is not worth it; a trial's worker polls for the request."""
 
-    def __init__(self, decisions: EarlyStopping) -> None:
-        self._decisions = decisions
+    def __init__(self, searcher: ProposingSearcher) -> None:
+        self._searcher = searcher
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Decides about the running trials."""
-        if not self._decisions.is_due():
+        decisions = self._searcher.early_stopping
+        if decisions is None or not decisions.is_due():
             return
         running: list[Progress] = ask_progress_actor("running", timeout_s=10) or []  # the next decision is soon
-        for stopped, request in self._decisions.requests(running).items():
+        for stopped, request in decisions.requests(running).items():
             ask_progress_actor("request_stop", stopped, request)
 
 
@@ -196,15 +216,16 @@ _TUNE_GAVE_UP = "Caught unexpected exception"
 
 def run_trials(
     config: SweepConfig,
-    batch: Batch,
+    batches: Iterable[Batch],
     *,
     environment: Environment,
     output: Path,
     scratch: Path,
     new_trial_id: Callable[[], str],
     tracking: Tracking,
+    max_concurrent: int,
 ) -> None:
-    """Runs a batch; returns when no trial remains or none may start. Needs an initialized Ray and a progress actor."""
+    """Runs batch after batch; returns when no trial remains or none may start. Needs an initialized Ray and a progress actor."""
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # records report failures already
     plan = TrialPlan.of(
@@ -216,29 +237,23 @@ def run_trials(
         cache_in_cluster=placement.in_cluster(),  # on one host, the store's folder is as close as the cluster's memory
         head=ray.get_runtime_context().get_node_id() if placement.in_cluster() else None,
         python_path=users_python_path(config.workload),
-        **plan_fields(batch),
     )
     dead_trials = DeadTrials(output)
-
-    proposals = Proposals.of(batch, is_over=lambda: dead_trials.unwritten is not None)
+    searcher = ProposingSearcher(batches, plan, new_trial_id, is_over=lambda: dead_trials.unwritten is not None)
     tuner = tune.Tuner(
         # The trial's process only waits for its workers, which could never start if it held a core that they need.
         tune.with_resources(run_trial, PlacementGroupFactory([head_actors.HEAD_CLAIM])),
         tune_config=tune.TuneConfig(
-            search_alg=ProposingSearcher(proposals, plan, new_trial_id),
-            num_samples=len(batch.settings),
-            max_concurrent_trials=1 if batch.alone else config.max_concurrent,
+            search_alg=searcher,
+            num_samples=-1,  # until the searcher has finished
+            max_concurrent_trials=max_concurrent,
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
             name=uuid.uuid4().hex,  # the folder may hold several experiments
             storage_path=str(scratch),
             verbose=0,
-            callbacks=[
-                dead_trials,
-                *([StopTrials(EarlyStopping(output, batch.pruning))] if batch.pruning else []),
-                LogTrials(tracking),
-            ],
+            callbacks=[dead_trials, StopTrials(searcher), LogTrials(tracking)],
             failure_config=tune.FailureConfig(max_failures=Label.TRIAL_DIED.tries - 1),  # restarts of a trial's own process
         ),
     )

@@ -90,6 +90,7 @@ _standing: list[StandingGroup] = []  # the group that this process keeps from tr
 
 def _group_for(plan: TrialPlan) -> StandingGroup:
     """Returns the standing group; starts a new one if there is none that can run a trial of this plan."""
+    plan = plan.of_any_batch
     if _standing and not (_standing[0].is_alive and _standing[0].plan == plan):
         _standing.pop().close()
     if not _standing:

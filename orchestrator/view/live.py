@@ -124,6 +124,7 @@ class LiveView:
 
     def _look(self) -> None:
         state = self._state
+        why_more = self._take_more()  # before records are read, because what is planned follows from them
         running_before = {progress.trial_id: progress.phase for progress in state.running}
         with suppress(Exception):  # Ray may be starting, or gone
             state.running = self._running()
@@ -133,21 +134,28 @@ class LiveView:
             state.front, state.baseline = self._front_of(self._folder), self._baseline_of(self._folder)
         asked = self._stopping.is_set() and not state.stopping
         state.stopping = self._stopping.is_set()
-        while not self._more.empty():
-            expected_s, why, are_trials = self._more.get()
-            self._expected_s = {**self._expected_s, **expected_s}
-            if state.planned is not None and are_trials:
-                state.planned += len(expected_s)
-            if why is not None:
-                self._line(why)
         if self._live is None:
             self._tell(running_before, fresh)
+        for why in why_more:
+            self._line(why)
         for start in self._fresh_starts():
             self._line(_start_outcome(start))
         if self._live is not None:
             self._live.update(self._rendered())
         elif asked:
             self._line(_stopping_words(len(state.running)))
+
+    def _take_more(self) -> list[str]:
+        """Adds what is newly planned; returns the reasons."""
+        found = []
+        while not self._more.empty():
+            expected_s, why, are_trials = self._more.get()
+            self._expected_s = {**self._expected_s, **expected_s}
+            if self._state.planned is not None and are_trials:
+                self._state.planned += len(expected_s)
+            if why is not None:
+                found.append(why)
+        return found
 
     def _tell(self, running_before: Mapping[str, str], fresh: Sequence[TrialRecord]) -> None:
         """Prints a line for each phase that was reached and each trial that is done."""

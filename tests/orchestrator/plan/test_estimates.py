@@ -147,3 +147,9 @@ def test_a_cold_trial_also_takes_what_like_ones_had_restored() -> None:
     assert expected_s(asked, FACTS, [warm]) == 40.0
     assert expected_s(asked, FACTS, [warm], cold=True) == 334.0
     assert expected_s(asked, FACTS, [took("scope=full", 330.0, 300.0)], cold=True) == 330.0
+
+
+def test_a_setting_that_ran_before_is_expected_to_take_as_long_again() -> None:
+    done = [took("scope=eager", 60.0), took("scope=eager,sdpa_kernel=efficient", 20.0), took("scope=eager,optimizer=fused", 20.0)]
+    assert expected_s(CompileSettings.parse("scope=eager"), FACTS, done) == 60.0
+    assert expected_s(CompileSettings.parse("scope=eager,sdpa_kernel=math"), FACTS, done) == 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -50,11 +50,12 @@ class InstantRunner:
     def session(self, say: Callable[[str], object], interrupts: Interrupts) -> Iterator[None]:
         yield
 
-    def run(self, batch: Batch) -> None:
-        for setting in filter(batch.may_start, batch.settings):
-            known = {"settings": setting.to_dict(), "settings_key": setting.key, "status": Status.OK, "warm_start_s": START_S}
-            start = WarmStart(trial_id=uuid.uuid4().hex, wall_s=START_S, **known)  # type: ignore[arg-type]
-            records.append(self._output, start if batch.warm_start else recorded(setting))
+    def run(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            for setting in filter(batch.may_start, batch.settings):
+                known = {"settings": setting.to_dict(), "settings_key": setting.key, "status": Status.OK, "warm_start_s": START_S}
+                start = WarmStart(trial_id=uuid.uuid4().hex, wall_s=START_S, **known)  # type: ignore[arg-type]
+                records.append(self._output, start if batch.warm_start else recorded(setting))
 
     def running(self) -> Sequence[Progress]:
         return ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from orchestrator.run.runner import Proposals
+from orchestrator.run.runner import Batch
 from orchestrator.run.trial_spec import Assignment, TrialPlan
 from orchestrator.run.tuning import ProposingSearcher
 from orchestrator.search import Candidates, Searcher, make_proposer
+from orchestrator.search.proposers import Proposer
+from orchestrator.search.pruning import Pruning
 
 AIMS = Aims.parse()
 DONE = recorded(settings_of_a_grid(10))
 BY_KEY = {record.settings_key: record for record in DONE}
+SETTINGS = [CompileSettings.parse(record.settings_key) for record in DONE]
 
 
 def plan(folder: Path) -> TrialPlan:
@@ -51,16 +55,30 @@ class Log:
         return new
 
 
-def searcher(log: Log, **decides: Any) -> ProposingSearcher:
-    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, TARGET)
-    may_start = decides.pop("may_start", lambda setting: True)
-    return ProposingSearcher(
-        Proposals(proposer, may_start, log, **decides), plan(Path("sweep")), iter(map(str, range(99))).__next__
-    )
+@dataclass
+class Search:
+    """A search that learns from what a function returns."""
+
+    new_records: Callable[[], list[TrialRecord]]
+    enough: str | None = None
+    proposer: Proposer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proposer = make_proposer(Searcher.GAIN, Candidates(SETTINGS), AIMS, TARGET)
+
+    def why_enough(self) -> str | None:
+        return self.enough
 
 
-def _setting(record: TrialRecord) -> Any:
-    return CompileSettings.parse(record.settings_key)
+def searcher(
+    log: Callable[[], list[TrialRecord]],
+    *further: Batch,
+    folder: Path = Path("sweep"),
+    may_start: Callable[[CompileSettings], bool] = lambda setting: True,
+    enough: str | None = None,
+) -> ProposingSearcher:
+    batch = Batch(settings=SETTINGS, may_start=may_start, search=Search(log, enough))
+    return ProposingSearcher([batch, *further], plan(folder), iter(map(str, range(99))).__next__)
 
 
 def test_it_proposes_until_nothing_is_left_and_learns_from_records_alone() -> None:
@@ -91,7 +109,39 @@ def test_a_setting_that_may_not_start_is_passed_over_and_enough_ends_it() -> Non
     first = asking.suggest("1")
     assert first is not None
     assert not first["settings_key"].startswith("scope=eager")
-    assert searcher(Log(), enough=lambda: True).suggest("1") == ProposingSearcher.FINISHED
+    assert searcher(Log(), enough="the budget is used").suggest("1") == ProposingSearcher.FINISHED
+
+
+def test_batches_follow_each_other_with_plans_and_early_stopping_of_their_own(tmp_path: Path) -> None:
+    log = Log()
+    log.written = DONE[:9]
+    pruning = Pruning(Candidates(SETTINGS), AIMS, TARGET)
+
+    def batches() -> Iterator[Batch]:
+        yield Batch(settings=SETTINGS, may_start=lambda _: True, search=Search(log), restores=True, pruning=pruning)
+        assert len(log.written) == 10, "asked for once the first batch has ended"
+        yield Batch(settings=SETTINGS[:2], may_start=lambda setting: setting != SETTINGS[0])
+        yield Batch(settings=SETTINGS[:1], may_start=lambda _: True, warm_start=True)
+
+    asking = ProposingSearcher(batches(), plan(tmp_path), iter(map(str, range(99))).__next__)
+    found, stops = [], []
+    while (suggestion := asking.suggest("1")) != ProposingSearcher.FINISHED:
+        assert suggestion is not None
+        found.append(Assignment.from_dict(suggestion))
+        stops.append(asking.early_stopping is not None)
+        log.written = DONE[:10]
+    assert [one.settings for one in found] == [SETTINGS[9], SETTINGS[1], SETTINGS[0]]
+    of_batches = [(one.plan.restores, one.plan.prunes, one.plan.warm_start) for one in found]
+    assert of_batches == [(True, True, False), (False, False, False), (True, False, True)]
+    assert all(one.plan.of_any_batch == found[1].plan for one in found), "so that one worker group runs them all"
+    assert stops == [True, False, False]
+
+
+def test_no_batch_is_asked_for_once_it_is_over() -> None:
+    unasked = iter([Batch(settings=SETTINGS, may_start=lambda _: True)])
+    asking = ProposingSearcher(unasked, plan(Path("sweep")), lambda: "1", is_over=lambda: True)
+    assert asking.suggest("1") == ProposingSearcher.FINISHED
+    assert next(unasked, None) is not None
 
 
 def trainable() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -118,14 +168,11 @@ def test_tune_runs_a_whole_search_with_it(tmp_path: Path) -> None:
     from orchestrator.run.session import ray_session
 
     folder = write_sweep(tmp_path / "sweep", DONE[:2])
-    follow = records.follow(folder)
-    proposer = make_proposer(Searcher.GAIN, Candidates([_setting(r) for r in DONE]), AIMS, TARGET)
-    numbers = iter(map(str, range(99)))
-    asking = ProposingSearcher(Proposals(proposer, lambda setting: True, follow.fresh), plan(folder), numbers.__next__)
+    asking = searcher(records.follow(folder).fresh, folder=folder)
     with ray_session():
         tune.Tuner(
             tune.with_resources(trainable(), {"cpu": 0.5}),
-            tune_config=tune.TuneConfig(search_alg=asking, num_samples=len(DONE), max_concurrent_trials=2, reuse_actors=True),
+            tune_config=tune.TuneConfig(search_alg=asking, num_samples=-1, max_concurrent_trials=2, reuse_actors=True),
             run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
         ).fit()
     keys = [record.settings_key for record in records.read(folder)]
