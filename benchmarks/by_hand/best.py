@@ -158,6 +158,12 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "compiled, dynamic, fused, no cuDNN attention, no cache": {
             "words": ["--compile", "--dynamic", "--fused", "--no-cudnn", "--no-cache"],
         },
+        "compiled, multiples of 64, fused, no cuDNN attention, no cache": {
+            "words": ["--compile", "--multiple", "64", "--fused", "--no-cudnn", "--no-cache"],
+        },
+        "CUDA graphs, multiples of 64, fused, no cuDNN attention, no cache": {
+            "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused", "--no-cudnn", "--no-cache"],
+        },
         "compiled blocks, dynamic, fused, no cuDNN attention": {
             "words": ["--compile", "--blocks", "--dynamic", "--fused", "--no-cudnn"],
         },

@@ -276,6 +276,8 @@ def describe(settings: CompileSettings) -> dict[str, str]:
             words[declared.name] = (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
     if settings.use_cache is False:
         words["use_cache"] = "no KV cache"
+    if settings.pad_to_multiple_of is not None:
+        words["pad_to_multiple_of"] = f"pad to ×{settings.pad_to_multiple_of}"
     named = {"inductor": settings.options or (), "config": settings.written_config, "workload": settings.workload or ()}
     words |= {
         f"{of}.{name}": f"{_short_option(of, name)}={_shown_value(value)}" for of, pairs in named.items() for name, value in pairs

@@ -30,6 +30,7 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Optimi
 from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
+from compile_sweep.script.padding import Padder, why_not_padded
 
 Call = Callable[..., Any]
 
@@ -162,6 +163,13 @@ def apply_to_modules(
     if settings.use_cache is False:
         for target in targets:
             _wrap_call(target.module, partial(_without_cache, target.module))
+    if settings.pad_to_multiple_of is not None:
+        reasons = [why_not_padded(target) for target in targets if target.shapes]
+        if reasons and all(reasons):
+            raise ScriptError(str(reasons[0]))
+        for target in targets:
+            pads = Padder(target.module, settings.pad_to_multiple_of)
+            _wrap_call(target.module, partial(pads.around, applies=partial(trains, target.module)))
 
 
 def _compile_modules(

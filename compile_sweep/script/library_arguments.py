@@ -5,6 +5,7 @@ Only exact equivalents are offered: a setting with one more lever has none.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from compile_sweep.schema.choices import ActivationCheckpointing, Dynamic, Mode, OptimizerKind, Scope
@@ -48,10 +49,18 @@ def accelerate_plugin(settings: CompileSettings) -> str | None:
 
 def equivalents(settings: CompileSettings, script: str) -> Iterator[tuple[str, str]]:
     """Yields equivalents of the settings in the libraries that a script trains with: where to write it, and what."""
-    if "trainingarguments" in script and (words := training_arguments(settings)):
-        yield "TrainingArguments", words
-    if re.search(r"\baccelerate\b", script) and re.search(r"\baccelerator\(", script) and (words := accelerate_plugin(settings)):
-        yield "Accelerator", words
+    pads = settings.pad_to_multiple_of is not None
+    if pads and "datacollator" not in script:
+        return
+    rest = replace(settings, pad_to_multiple_of=None)
+    found = []
+    if "trainingarguments" in script and (words := training_arguments(rest)):
+        found.append(("TrainingArguments", words))
+    if re.search(r"\baccelerate\b", script) and re.search(r"\baccelerator\(", script) and (words := accelerate_plugin(rest)):
+        found.append(("Accelerator", words))
+    yield from found
+    if found and pads:
+        yield "the data collator", f"pad_to_multiple_of={settings.pad_to_multiple_of}"
 
 
 def _without(settings: CompileSettings, *names: str) -> dict[str, Any]:

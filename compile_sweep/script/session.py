@@ -54,6 +54,7 @@ from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, i
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
+from compile_sweep.script.padding import Padder
 from compile_sweep.script.processes import ELSEWHERE, Processes
 from compile_sweep.script.steady_steps import Stream
 
@@ -319,12 +320,14 @@ class Session:
 
     def _counted(self, target: Target, inner: Callable[..., Any]) -> Callable[..., Any]:
         counts = target is self.found.primary
+        multiple = self.settings.pad_to_multiple_of if self.kind is Kind.MEASURED else None
+        padded = (lambda *given: given) if multiple is None else Padder(target.module, multiple).without_values
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 self._interrupt()
             else:
-                self._meet(target, shapes_of(args, kwargs))
+                self._meet(target, shapes_of(*padded(args, kwargs)))
                 if counts:
                     samples, tokens = size_of(args, kwargs)
                     self._size[0] += samples

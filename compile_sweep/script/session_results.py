@@ -16,6 +16,7 @@ from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import has_fused
+from compile_sweep.script.padding import why_not_padded
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
 
@@ -110,6 +111,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,
         "makes_cache": session.found.makes_cache,
+        "can_pad": any(why_not_padded(target) is None for target in session.found.targets),
         "batches_change": any(target.changing() for target in session.found.targets),
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
@@ -203,11 +205,12 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"{steps} held an evaluation or a checkpoint, which no figure includes"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
+        can_pad = any(why_not_padded(target) is None for target in found.targets)
+        fewer = "pad_to_multiple_of=64" if can_pad else "padding texts to multiples of 64 (pad_to_multiple_of=64)"
         counts = (
             "shapes hardly ever come again, so the figures include these steps, and a longer run may be faster"
             if stream.keeps_new
-            else "this counts as warm-up, since shapes come again; fewer shapes, as by padding texts to multiples of 64 "
-            "(pad_to_multiple_of=64), may run faster"
+            else f"this counts as warm-up, since shapes come again; fewer shapes, as by {fewer}, may run faster"
         )
         yield (
             f"{new} of {all_steps} timed steps had a batch of a shape that had not come "

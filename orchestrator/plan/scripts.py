@@ -110,6 +110,7 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
         has_attention=mentions("attention", "transformer"),
         has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,
         recomputes=any(re.search(_RECOMPUTES, one) for one in (text, *job.arguments)) or None,
+        can_pad=None if mentions("transformers", "attention_mask") else False,
         makes_cache=None if mentions("transformers", "use_cache") else False,
         autocasts=mentions(
             "autocast", "bfloat16", "bf16", "fp16", "mixed_precision", ".half()", "float32_matmul_precision", "allow_tf32"

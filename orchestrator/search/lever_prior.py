@@ -40,6 +40,7 @@ BELIEFS: Mapping[str, tuple[float, float]] = {
     "compiled_optimizer=compiled": (0.0, 0.05),
     "activation_checkpointing=off": (0.2, 0.1),  # a forward less of three or four passes as long as one
     "use_cache=off": (0.2, 0.2),  # proposed where a cache is made: copies for each layer, and code that Dynamo cannot trace
+    "pad_to_multiple_of=64": (0.25, 0.2),  # proposed where lengths change: few shapes for kernels, memory and graphs
     "attention=unmasked": (0.05, 0.15),
     "sdpa_kernel=efficient": (-0.05, 0.08),
     "max_autotune=on": (0.0, 0.06),

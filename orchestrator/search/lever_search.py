@@ -319,6 +319,7 @@ class LeverSearch:
             can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
             makes_cache=model.get("makes_cache") is not False,
+            can_pad=model.get("can_pad") is not False,
             batches_change=model.get("batches_change") is not False,
             shapes_recur=model.get("shapes_recur") is not False,
             autocasts=model.get("autocasts") is True,
@@ -525,11 +526,14 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
         return True
     if setting.use_cache is False and facts.makes_cache is False:
         return True
+    if setting.pad_to_multiple_of is not None and facts.can_pad is False:
+        return True
     if setting.matmul_precision is not None and facts.autocasts:
         return True
     if setting.dynamic is Dynamic.MARK and facts.batches_change is False:
         return True
-    if setting.claims_cudagraphs and facts.shapes_recur is False:  # each shape would be recorded, and not come again
+    recur = facts.shapes_recur is not False or setting.pad_to_multiple_of is not None
+    if setting.claims_cudagraphs and not recur:  # each shape would be recorded, and not come again
         return True
     return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 

@@ -85,7 +85,8 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 _TRACED = (
-    "scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing", "use_cache", "workload",
+    "scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing", "use_cache",
+    "pad_to_multiple_of", "workload",
 )  # fmt: skip
 """Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
 

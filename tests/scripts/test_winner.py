@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,9 @@ def test_only_libraries_that_a_script_trains_with_are_named() -> None:
     settings = CompileSettings.parse("scope=full,dynamic=auto")
     assert dict(equivalents(settings, "args = trainingarguments(...)")) == {"TrainingArguments": "torch_compile=True"}
     assert dict(equivalents(settings, "model(x).backward()")) == {}
+    pads, trainer = replace(settings, pad_to_multiple_of=64), "trainer(args=trainingarguments(...))"
+    assert dict(equivalents(pads, trainer)) == {}
+    assert dict(equivalents(pads, f"datacollatorwithpadding; {trainer}"))["the data collator"] == "pad_to_multiple_of=64"
     assert "Accelerator" in dict(equivalents(settings, "from accelerate import accelerator\naccelerator = accelerator()"))
     assert dict(equivalents(settings, "device = torch.accelerator.current_accelerator()")) == {}
 

@@ -269,6 +269,16 @@ def test_auto_leaves_out_caches_of_keys_and_values_of_models_of_transformers(
 
 
 @pytest.mark.parametrize(
+    ("text", "is_tried"), [("import transformers", True), ("model(ids, attention_mask=mask)", True), ("import torch", False)]
+)
+def test_auto_pads_the_texts_of_a_script_that_may_have_some(tmp_path: Path, text: str, is_tried: bool) -> None:
+    (tmp_path / "train.py").write_text(text)
+    found = settings_of("auto", Target.of(script_facts(ScriptJob.of("train.py", (), folder=str(tmp_path))), has_gpu=True))
+    assert {setting.pad_to_multiple_of for setting in found} == ({None, 64} if is_tried else {None})
+    assert not any(setting.pad_to_multiple_of for setting in settings_of("auto", BASE_ON_GPU))
+
+
+@pytest.mark.parametrize(
     ("text", "layout"),
     [
         ("nn.Conv3d(1, 8, 3)", "channels_last_3d"),

@@ -331,6 +331,17 @@ def test_a_cache_that_training_makes_is_left_out_from_the_first_compiled_setting
     assert any(step.setting.use_cache is False for step in steps) is makes_cache
 
 
+@pytest.mark.parametrize("can_pad", [True, False])
+def test_texts_are_padded_where_they_can_be_and_then_shapes_recur_for_cuda_graphs(can_pad: bool) -> None:
+    ways = ("eager", "full,dynamic=auto", "full,dynamic=auto,mode=reduce-overhead")
+    settings = [CompileSettings.parse(f"scope={way}{padded}") for way in ways for padded in ("", ",pad_to_multiple_of=64")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    tell_first(searching, {"has_blocks": True, "can_pad": can_pad, "shapes_recur": False})
+    tried = {step.setting for step in run(searching, {**GAINS, "pad_to_multiple_of=64": 0.2})}
+    assert any(setting.pad_to_multiple_of for setting in tried) is can_pad
+    assert {setting.pad_to_multiple_of for setting in tried if setting.claims_cudagraphs} == ({64} if can_pad else set())
+
+
 @pytest.mark.parametrize("autocasts", [True, False])
 def test_matmul_precision_is_proposed_unless_the_script_is_known_to_autocast(autocasts: bool) -> None:
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,matmul_precision=high")]
