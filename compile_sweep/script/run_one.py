@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.processes import ELSEWHERE
 from compile_sweep.script.sandbox import keeping_writes
 from compile_sweep.script.session import FUNCTIONAL, NO_OPTIMIZER, Kind, Session, Stop, leave
-from compile_sweep.script.trial import BUNDLE, RUNS_AT_ONCE, TRAINED_ELSEWHERE
+from compile_sweep.script.trial import BUNDLE, MOST_RUNS_AT_ONCE, TRAINED_ELSEWHERE
 
 LEAVING_S = 10.0  # seconds that the script's `finally` blocks may take once everything is measured
 
@@ -78,7 +79,7 @@ class Reporter:
         found: dict[str, Any] = {
             "findings": session_results.findings(session),
             "facts": numerics.facts_of(session.found),
-            "fits_side_by_side": session.kind is Kind.MEASURED and _fits_side_by_side(session),
+            "runs_at_once": _runs_at_once(session) if session.kind is Kind.MEASURED else 1,
             "has_blocks": any(target.blocks for target in session.found.compiled),
         }
         if session.trajectory is not None:
@@ -114,12 +115,14 @@ class Reporter:
         os.replace(written, self._folder / name)
 
 
-def _fits_side_by_side(session: Session) -> bool:
-    """Tells whether `RUNS_AT_ONCE` runs like this one fit the GPU's memory, with a tenth of it to spare."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return False
-    needed = RUNS_AT_ONCE * (session.peaks.reserved_bytes or session.peaks.tensors_bytes or 0)
-    return 0 < needed < 0.9 * memory.total_bytes(session.device)
+def _runs_at_once(session: Session) -> int:
+    """Returns how many runs like this one fit the GPU with a tenth of its memory to spare, and half of the host's memory."""
+    needed = session.peaks.reserved_bytes or session.peaks.tensors_bytes or 0
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or not needed:
+        return 1
+    on_gpu = 0.9 * memory.total_bytes(session.device) / needed
+    on_host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 / (getrusage(RUSAGE_SELF).ru_maxrss * 2**10)
+    return max(1, min(MOST_RUNS_AT_ONCE, int(on_gpu), int(on_host)))
 
 
 def main(assignment: Path) -> None:

@@ -43,8 +43,10 @@ BUNDLE = "bundle"  # file in a run's folder with what torch compiled
 TRAINED_ELSEWHERE = "trained-elsewhere"
 """File in a run's folder with the sentence about a process of the script's that trains."""
 
-RUNS_AT_ONCE = 3
-"""Maximum number of eager runs side by side, on a GPU with room for them: most of each is starting and building the model."""
+MOST_RUNS_AT_ONCE = 5
+"""Maximum number of eager runs side by side, on a GPU with room for them: most of each is starting and building the model. A
+script that draws random numbers has five.
+"""
 
 MAX_WRITTEN_BYTES = 50 * 2**30  # maximum bytes that a script may write in a trial
 
@@ -206,13 +208,13 @@ class ScriptTrial:
         from compile_sweep.harness.numerics.references import MORE_PERTURBED
 
         with self._only_one():
-            fits = self.side_by_side and outcome["fits_side_by_side"] and not self.job.in_place
-            self._make_references(outcome["facts"]["draws"], side_by_side=fits)
+            at_once = outcome["runs_at_once"] if self.side_by_side and not self.job.in_place else 1
+            self._make_references(outcome["facts"]["draws"], at_once=at_once)
             if self.agree(self.is_first and _references(self._eager_runs, outcome).eager.random):
-                self._make_references(True, side_by_side=fits)
+                self._make_references(True, at_once=at_once)
             judged = _judged(folder, self._eager_runs, self.settings, outcome, findings) if self.is_first else {}
             if self.agree(self.is_first and _is_doubtful(judged["numerics"])):
-                self._make_references(True, side_by_side=fits, more=MORE_PERTURBED)
+                self._make_references(True, at_once=at_once, more=MORE_PERTURBED)
                 judged = _judged(folder, self._eager_runs, self.settings, outcome, []) if self.is_first else {}
         return judged
 
@@ -316,12 +318,12 @@ class ScriptTrial:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _make_references(self, draws: bool, *, side_by_side: bool, more: int = 0) -> None:
+    def _make_references(self, draws: bool, *, at_once: int, more: int = 0) -> None:
         """Makes missing eager runs.
 
         Args:
             draws: Whether the forward draws random numbers.
-            side_by_side: Whether several may run at once; any that fails then runs again alone.
+            at_once: Number that may run side by side; any that fails then runs again alone.
             more: Number of runs with other random numbers beyond the usual ones.
         """
         from compile_sweep.script.numerics import EAGER_RUNS
@@ -331,8 +333,8 @@ class ScriptTrial:
         missing = [run for run in runs if self.agree(not self._eager_run_file(*run).exists())]
         if missing:
             self.on_phase(Phase.EAGER_RUNS)
-        if side_by_side:
-            with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
+        if at_once > 1:
+            with ThreadPoolExecutor(at_once) as pool:
                 ended = [pool.submit(self._eager_run, *run) for run in missing]
             missing = [run for run, one in zip(missing, ended, strict=True) if one.exception() is not None]
         for run in missing:

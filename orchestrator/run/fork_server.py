@@ -304,16 +304,16 @@ def script_order(assignment: Path, folder: str, environment: Mapping[str, str], 
 
 
 def forks_of_scripts(log: Path, marker: str, cpus: tuple[int, ...]) -> StartRun:
-    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now, `RUNS_AT_ONCE` at most.
+    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now, `MOST_RUNS_AT_ONCE` at most.
 
     Args:
         log: What runs print to unless they have files of their own.
         marker: Identifies the attempt's processes.
         cpus: The logical CPUs that this process is bound to.
     """
-    from compile_sweep.script.trial import RUNS_AT_ONCE
+    from compile_sweep.script.trial import MOST_RUNS_AT_ONCE
 
-    servers = [ServerInside(cpus) for _ in range(RUNS_AT_ONCE)]
+    servers = [ServerInside(cpus) for _ in range(MOST_RUNS_AT_ONCE)]
     choosing = threading.Lock()
 
     def start(run: Path, folder: str, environment: Mapping[str, str], own_log: Path | None) -> ForkedScriptRun:

@@ -30,7 +30,7 @@ from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.causes.places import place_of
 from compile_sweep.schema.outcome import Death, Label, Phase, judge_death, judge_measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script import numerics, trial
+from compile_sweep.script import numerics, run_one, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import print_from_script, run_script
 from compile_sweep.script.session import Kind, Session
@@ -102,15 +102,30 @@ def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alon
     (base := tmp_path / "trial").mkdir()
     job = ScriptJob.of("plain_loop.py", [], folder=str(folder))
     trial = ScriptTrial(job=job, settings=CompileSettings(), base=base, references=tmp_path)
-    trial._make_references(draws=False, side_by_side=fits)
+    trial._make_references(draws=False, at_once=3 if fits else 1)
     assert calls[3:] == (["again"] if fits else [])
     assert {kind: (tmp_path / f"{kind}-0").read_text() for kind in calls} == {
         "eager": "eager 0",
         "again": "again 0",
         "perturbed": "perturbed 1",
     }
-    trial._make_references(draws=False, side_by_side=fits)
+    trial._make_references(draws=False, at_once=3 if fits else 1)
     assert len(calls) == 3 + fits, "they are made once"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "host_pages", "world_size", "at_once"),
+    [(2, 2**40, "1", 5), (30, 2**40, "1", 3), (90, 2**40, "1", 1), (0, 2**40, "1", 1), (2, 1, "1", 1), (2, 2**40, "2", 1)],
+)
+def test_as_many_eager_runs_start_side_by_side_as_fit_the_gpu_and_the_host(
+    reserved: int, host_pages: int, world_size: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_one.memory, "total_bytes", lambda device: 100)
+    monkeypatch.setattr(os, "sysconf", lambda name: host_pages)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    peaks = SimpleNamespace(reserved_bytes=reserved, tensors_bytes=None)
+    session: Any = SimpleNamespace(peaks=peaks, device=torch.device("cuda"))
+    assert run_one._runs_at_once(session) == at_once
 
 
 @pytest.mark.slow
@@ -459,7 +474,7 @@ def test_what_random_numbers_may_explain_is_judged_again_by_more_eager_runs(
 ) -> None:
     made: list[int] = []
     verdicts = iter([{"numerics": NEAR | changes}, {"numerics": {"status": "ok"}}])
-    monkeypatch.setattr(ScriptTrial, "_make_references", lambda self, draws, *, side_by_side, more=0: made.append(more))
+    monkeypatch.setattr(ScriptTrial, "_make_references", lambda self, draws, *, at_once, more=0: made.append(more))
     monkeypatch.setattr(trial, "_judged", lambda *given: next(verdicts))
     monkeypatch.setattr(trial, "_references", lambda *given: SimpleNamespace(eager=SimpleNamespace(random=False)))
     (tmp_path / "train.py").write_text("")
@@ -469,7 +484,7 @@ def test_what_random_numbers_may_explain_is_judged_again_by_more_eager_runs(
         base=tmp_path,
         references=tmp_path,
     )
-    found = run.judge_numbers(tmp_path, {"facts": {"draws": True}, "fits_side_by_side": True}, [])
+    found = run.judge_numbers(tmp_path, {"facts": {"draws": True}, "runs_at_once": 3}, [])
     assert made == ([0, MORE_PERTURBED] if expected else [0])
     assert found["numerics"]["status"] == ("ok" if expected else (NEAR | changes)["status"])
 
@@ -493,7 +508,7 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
         )
         numerics.save(run, tmp_path / name)
 
-    def make(self: ScriptTrial, draws: bool, *, side_by_side: bool, more: int = 0) -> None:
+    def make(self: ScriptTrial, draws: bool, *, at_once: int, more: int = 0) -> None:
         made.append((draws, more))
         for number in range(3 if draws else 1):
             kept(f"perturbed-{number}", 1.2 + number / 10)
@@ -509,7 +524,7 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
     findings: list[str] = []
     outcome = {
         "facts": facts,
-        "fits_side_by_side": True,
+        "runs_at_once": 3,
         "losses": [1.0],
         "gradient_check": None,
         "measurement": {"device": "cpu", "recompile_reasons": [], "graphs": 0},
