@@ -153,7 +153,8 @@ def _cost_of_graphs(settings: CompileSettings, facts: WorkloadFacts) -> float:
     if settings.dynamic is Dynamic.AUTO and facts.batches_change is False:
         return 1.0
     if facts.batches_change:
-        return _SYMBOLIC_FACTOR + (settings.dynamic is Dynamic.AUTO)  # which first compiles a graph for one shape
+        # First `auto` compiles a graph for one shape, which fits most batches if they are padded.
+        return _SYMBOLIC_FACTOR + (settings.dynamic is Dynamic.AUTO and settings.pad_to_multiple_of is None)
     graphs = settings.num_graphs(facts.max_length, facts.min_length)
     symbolic = _SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5.

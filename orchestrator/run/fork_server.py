@@ -304,7 +304,7 @@ def script_order(assignment: Path, folder: str, environment: Mapping[str, str], 
 
 
 def forks_of_scripts(log: Path, marker: str, cpus: tuple[int, ...]) -> StartRun:
-    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now, `MOST_RUNS_AT_ONCE` at most.
+    """Returns a `compile_sweep.script.trial.StartRun` that forks runs from this process as it is now.
 
     Args:
         log: What runs print to unless they have files of their own.

@@ -32,7 +32,7 @@ from orchestrator.plan.estimates import (
     without_recording,
 )
 from orchestrator.search.candidates import Candidates, Untried
-from orchestrator.search.lever_prior import WHERE_SHAPES_CHANGE, Expectation, Prior
+from orchestrator.search.lever_prior import WHERE_PADDED, WHERE_SHAPES_CHANGE, Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
 from orchestrator.search.remedies import Remedies
 
@@ -140,7 +140,9 @@ class LeverModel:
 
     def expected(self, lever: Lever, levers: Mapping[str, str]) -> Expectation:
         """Returns what a lever was worth elsewhere, among other levers that are pulled."""
-        return self._expected[lever, "scope" in levers and lever.name != "scope"]
+        found = self._expected[lever, "scope" in levers and lever.name != "scope"]
+        gain = WHERE_PADDED.get(str(lever)) if "pad_to_multiple_of" in levers else None
+        return found if gain is None else found._replace(log_gain=gain, num_workloads=0)
 
     def covariance(self, one: Indices, other: Indices) -> Floats:
         """Returns the prior covariance of log speeds, of shape (setting of `one`, setting of `other`)."""

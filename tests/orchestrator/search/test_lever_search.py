@@ -342,6 +342,17 @@ def test_texts_are_padded_where_they_can_be_and_then_shapes_recur_for_cuda_graph
     assert {setting.pad_to_multiple_of for setting in tried if setting.claims_cudagraphs} == ({64} if can_pad else set())
 
 
+@pytest.mark.parametrize("can_pad", [True, False])
+def test_a_kernel_that_needs_no_planning_comes_first_only_where_texts_are_not_padded(can_pad: bool) -> None:
+    kernels = ("", ",sdpa_kernel=cudnn", ",sdpa_kernel=efficient")
+    every = ("scope=full,dynamic=auto" + kernel + pads for kernel in kernels for pads in ("", ",pad_to_multiple_of=64"))
+    settings = [CompileSettings.parse(text) for text in ("scope=eager", *every)]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere({**GAINS, "pad_to_multiple_of=64": 0.2}))
+    tell_first(searching, {"has_blocks": True, "has_attention": True, "batches_change": True, "can_pad": can_pad})
+    first = run(searching, GAINS)[0].setting
+    assert (first.pad_to_multiple_of, first.sdpa_kernel) == ((64, None) if can_pad else (None, "efficient"))
+
+
 @pytest.mark.parametrize("autocasts", [True, False])
 def test_matmul_precision_is_proposed_unless_the_script_is_known_to_autocast(autocasts: bool) -> None:
     settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,matmul_precision=high")]

@@ -38,6 +38,8 @@ inner = model.bert if kind in ("masked", "frozen-shape") else model.encoder
 
 
 def note(module, args, kwargs):
+    if torch.compiler.is_compiling():
+        return
     widths.append((args[0] if args else kwargs["input_ids"]).size(1))
 
 
