@@ -259,7 +259,7 @@ class CompileSettings:
     use_cache: bool | None = _setting(parse_switch, torch_default=True)
     """off: while a script trains them, models of transformers make no cache of keys and values, which only generation reads."""
 
-    pad_to_multiple_of: int | None = _setting("tokens")
+    pad_to_multiple_of: int | None = _setting("tokens", torch_default=1)
     """Tokens. While a script trains modules that are called with `input_ids` and an `attention_mask`, texts are padded to
     multiples of this, and outputs are cut to their former length, so that batches have few shapes."""
 

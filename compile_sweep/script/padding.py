@@ -7,6 +7,7 @@ Arguments are recognized by the names that models of transformers give them. Pad
 attention mask leaves it out, and labels of -100 do not count (`ignore_index` of torch's losses).
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from compile_sweep.script.discover import Shapes, Target
+from compile_sweep.script.discover import Target
 
 Call = Callable[..., Any]
 
@@ -29,29 +30,35 @@ _OF_TOKENS = ("start_logits", "end_logits")  # outputs of one number for each to
 
 def why_not_padded(target: Target) -> str | None:
     """Returns why the calls of a module that the discovery saw cannot be padded; None if they can, and their lengths change."""
-    first: Shapes = {name.rpartition(".")[2]: shape for name, shape in (target.shapes[0] if target.shapes else {}).items()}
-    changing = {name.rpartition(".")[2]: dims for name, dims in target.changing().items()}
-    if 1 not in changing.get(IDS, ()):
+    changing = target.changing()
+    texts = [name for name, dims in changing.items() if _last(name) == IDS and 1 in dims]
+    if not texts:
         return f"pad_to_multiple_of pads {IDS} that change in length, and {target.name} is not called with any; leave it out"
-    if len(first[IDS]) != 2 or first.get(MASK) != first[IDS]:
+    first = target.shapes[0]
+    if any(len(first[name]) != 2 or first.get(f"{name.removesuffix(IDS)}{MASK}") != first[name] for name in texts):
         return f"pad_to_multiple_of needs an {MASK} of the shape of {IDS}, and {target.name} is called without one; leave it out"
     known = {*_TEXT, LABELS, *(_DECODER + name for name in _TEXT)}
     for name, dims in changing.items():
-        if (set(dims) - {0} and name not in known) or not {*dims} <= {0, 1}:
+        if (set(dims) - {0} and _last(name) not in known) or not {*dims} <= {0, 1}:
             return f"pad_to_multiple_of cannot pad {name} of {target.name}, which changes in shape too; leave it out"
     return None
 
 
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 class _Padding(NamedTuple):
-    """What is padded of a call."""
+    """What is padded of a text."""
 
     arguments: tuple[str, ...]
     length: int
     padded: int
+    is_written: bool  # by a decoder
 
 
 class Padder:
-    """Pads a module's calls.
+    """Pads a module's calls, also texts in mappings and lists that it is called with.
 
     Args:
         multiple: Lengths become multiples of this, in tokens, as far as the model has positions. How many those are, and the
@@ -72,59 +79,84 @@ class Padder:
         """Returns a replacement for the module's call, which pads where it applies."""
 
         def padded_call(*args: Any, **kwargs: Any) -> Any:
-            found = self._paddings(args, kwargs) if applies() else []
-            if not found:
-                return call(*args, **kwargs)
-            args, kwargs = self._replaced(args, kwargs, found, self._padded)
-            return _cut(call(*args, **kwargs), found)
+            found: list[_Padding] = []
+            if applies():
+                args, kwargs = self._replaced(args, kwargs, _Replacing(self._padded, found))
+            outputs = call(*args, **kwargs)
+            return _cut(outputs, found) if found else outputs
 
         return padded_call
 
     def without_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of a call as they are padded, tensors that are padded without their values."""
-        return self._replaced(
-            args,
-            kwargs,
-            self._paddings(args, kwargs),
-            lambda _, tensor, columns: tensor.new_empty((len(tensor), tensor.size(1) + columns), device="meta"),
-        )
 
-    def _paddings(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Padding]:
+        def emptied(_: str, tensor: Tensor, columns: int) -> Tensor:
+            return tensor.new_empty((len(tensor), tensor.size(1) + columns), device="meta")
+
+        return self._replaced(args, kwargs, _Replacing(emptied, []))
+
+    def _replaced(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], replacing: "_Replacing"
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = [*self._names[: len(args)], *map(str, range(len(self._names), len(args)))]
+        changed = self._changed(dict(zip(names, args, strict=True)) | dict(kwargs), replacing)
+        return tuple(changed.get(name, value) for name, value in zip(names, args, strict=True)), {
+            name: changed.get(name, value) for name, value in kwargs.items()
+        }
+
+    def _changed(self, given: Mapping[Any, Any], replacing: "_Replacing") -> dict[Any, Any]:
+        """Returns what takes the place of values of a mapping."""
+        found = self._paddings(given)
+        replacing.found.extend(found)
+        columns = {name: one.padded - one.length for one in found for name in one.arguments if one.padded > one.length}
+        new = {
+            name: replacing.replace(name, value, columns[name]) if name in columns else self._inside(value, replacing)
+            for name, value in given.items()
+        }
+        return {name: value for name, value in new.items() if value is not given[name]}
+
+    def _inside(self, value: Any, replacing: "_Replacing") -> Any:
+        """Returns a mapping or list with padded texts in it, and the value itself if there are none."""
+        if isinstance(value, MutableMapping):
+            if changed := self._changed(value, replacing):
+                value = copy.copy(value)
+                for name, one in changed.items():
+                    value[name] = one
+        elif type(value) in (list, tuple):
+            new = [self._inside(one, replacing) for one in value]
+            if any(one is not other for one, other in zip(new, value, strict=True)):
+                value = type(value)(new)
+        return value
+
+    def _paddings(self, given: Mapping[Any, Any]) -> list[_Padding]:
         """Returns what to pad: a text and, of a model with a decoder, the text that it learns to write."""
-        given = dict(zip(self._names, args, strict=False)) | dict(kwargs)
         ids, mask = given.get(IDS), given.get(MASK)
         if not isinstance(ids, Tensor) or ids.dim() != 2 or not isinstance(mask, Tensor) or mask.shape != ids.shape:
             return []
-        texts = [(IDS, (*_TEXT, *(() if self._has_decoder else (LABELS,))))]
-        if self._has_decoder:
-            leader = LABELS if given.get(LABELS) is not None else _DECODER + IDS
-            texts.append((leader, (LABELS, *(_DECODER + one for one in _TEXT))))
-        return [found for leader, names in texts if (found := self._padding(given, leader, names)) is not None]
+        read = self._padding(given, IDS, (*_TEXT, *(() if self._has_decoder else (LABELS,))), is_written=False)
+        if not self._has_decoder:
+            return [read]
+        names = (LABELS, *(_DECODER + one for one in _TEXT))
+        leader = next((name for name in names[:2] if _columns(name, given.get(name)) is not None), None)
+        return [read] if leader is None else [read, self._padding(given, leader, names, is_written=True)]
 
-    def _padding(self, given: Mapping[str, Any], leader: str, names: Sequence[str]) -> _Padding | None:
-        if (length := _columns(leader, given.get(leader))) is None:
-            return None
+    def _padding(self, given: Mapping[Any, Any], leader: str, names: Sequence[str], *, is_written: bool) -> _Padding:
+        length = given[leader].size(1)
         padded = -(-length // self._multiple) * self._multiple
         padded = padded if self._most is None else max(length, min(padded, self._most))
-        return _Padding(tuple(name for name in names if _columns(name, given.get(name)) == length), length, padded)
-
-    def _replaced(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        found: Sequence[_Padding],
-        padded: Callable[[str, Tensor, int], Tensor],
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        columns = {name: one.padded - one.length for one in found for name in one.arguments if one.padded > one.length}
-        named = zip([*self._names, *[""] * len(args)], args, strict=False)
-        return (
-            tuple(padded(name, value, columns[name]) if name in columns else value for name, value in named),
-            {name: padded(name, value, columns[name]) if name in columns else value for name, value in kwargs.items()},
-        )
+        arguments = tuple(name for name in names if _columns(name, given.get(name)) == length)
+        return _Padding(arguments, length, padded, is_written)
 
     def _padded(self, name: str, tensor: Tensor, columns: int) -> Tensor:
         value = _IGNORED if name == LABELS else self._token if name.endswith(IDS) else 0
         return nn.functional.pad(tensor, (0, columns), value=value)
+
+
+class _Replacing(NamedTuple):
+    """How tensors are replaced, given a name, the tensor and a number of columns; and what was found on the way."""
+
+    replace: Callable[[str, Tensor, int], Tensor]
+    found: list[_Padding]
 
 
 def _numbers(configs: Iterable[Any], name: str) -> Iterator[int]:
@@ -142,10 +174,12 @@ def _columns(name: str, value: Any) -> int | None:
 def _cut(outputs: Any, found: Sequence[_Padding], name: str = "") -> Any:
     """Returns a module's outputs without what the padding added; of a model with a decoder, most are the decoder's."""
     if isinstance(outputs, Tensor):
-        of_text = found[0] if name.startswith("encoder_") else found[-1]
-        has_tokens = (outputs.dim() > 2 and not name.endswith(_OF_HEADS)) or (outputs.dim() == 2 and name in _OF_TOKENS)
-        is_padded = has_tokens and outputs.size(1) == of_text.padded != of_text.length
-        return outputs.narrow(1, 0, of_text.length) if is_padded else outputs
+        if not ((outputs.dim() > 2 and not name.endswith(_OF_HEADS)) or (outputs.dim() == 2 and name in _OF_TOKENS)):
+            return outputs
+        texts = [one for one in found if one.padded == outputs.size(1)]
+        likely = [one for one in texts if one.is_written is not name.startswith("encoder_")]
+        lengths = {one.length for one in likely or texts}
+        return outputs.narrow(1, 0, lengths.pop()) if len(lengths) == 1 else outputs
     if isinstance(outputs, MutableMapping):  # such as ModelOutput of transformers
         for key, value in list(outputs.items()):
             if (cut := _cut(value, found, str(key))) is not value:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import compile_sweep
 from compile_sweep.script import session_results
 from compile_sweep.script.discover import Target
 from compile_sweep.script.padding import Padder, why_not_padded
@@ -105,6 +107,42 @@ def test_calls_without_a_mask_stay() -> None:
     assert padded(IDS, MASK[:, :3])["input_ids"] is IDS
 
 
+class Pairs(nn.Module):
+    """Returns what it is called with, like a loss around a model that takes each text as a mapping."""
+
+    def forward(self, features: Any, scores: Any = None) -> Any:
+        return features, scores
+
+
+def test_texts_in_mappings_and_lists_are_padded_and_those_of_the_script_stay() -> None:
+    short, long = ({"input_ids": torch.ones(2, length).long(), "attention_mask": torch.ones(2, length)} for length in (5, 9))
+    scores, model = torch.ones(2), Pairs()
+    pads = Padder(model, 8)
+    features, same = pads.around(model, applies=lambda: True)([short, long], scores=scores)
+    assert [one["input_ids"].shape[1] for one in features] == [one["attention_mask"].shape[1] for one in features] == [8, 16]
+    assert short["input_ids"].shape[1] == 5
+    assert same is scores
+    assert [one["input_ids"].shape for one in pads.without_values([[short, long]], {})[0][0]] == [(2, 8), (2, 16)]
+    places = {f"features.{at}.{name}": (2, length) for at, length in ((0, 5), (1, 9)) for name in ("input_ids", "attention_mask")}
+    assert why_not_padded(called_with(places, {name: (2, width + 1) for name, (_, width) in places.items()})) is None
+
+
+def test_a_written_text_has_a_length_of_its_own() -> None:
+    class Writer(nn.Module):
+        config = SimpleNamespace(is_encoder_decoder=True, pad_token_id=3)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
+            rows = len(input_ids)
+            encoded, written = torch.zeros(rows, input_ids.size(1), 2), torch.zeros(rows, labels.size(1), 2)
+            return {"encoder_last_hidden_state": encoded, "logits": written, "ids": input_ids, "labels": labels}
+
+    model = Writer()
+    found = Padder(model, 8).around(model, applies=lambda: True)(IDS, MASK, labels=IDS[:, :3])
+    assert found["ids"].tolist() == [[7] * 5 + [3] * 3] * 2
+    assert found["labels"].tolist() == [[7] * 3 + [-100] * 5] * 2
+    assert (found["encoder_last_hidden_state"].size(1), found["logits"].size(1)) == (5, 3)
+
+
 def test_outputs_of_each_token_are_cut_and_others_stay() -> None:
     class Outputs(nn.Module):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
@@ -122,3 +160,12 @@ def test_outputs_of_each_token_are_cut_and_others_stay() -> None:
     assert found["pooler_output"].shape == (2, 8)
     assert found["attentions"][0].shape == (2, 8, 2, 2)
     assert [tuple(one.shape) for one in found["all"]] == [(2, 5, 3), (2, 8)]
+
+
+def test_a_winner_pads_in_training_only() -> None:
+    model = nn.ModuleList([Model()])[0]
+    model.weights = nn.Parameter(torch.ones(1))
+    compile_sweep.apply(model, None, "scope=eager,pad_to_multiple_of=8")
+    assert model(IDS, attention_mask=MASK)["input_ids"].shape == (2, 8)
+    with torch.no_grad():
+        assert model.eval()(IDS, attention_mask=MASK)["input_ids"].shape == (2, 5)
