@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,49 @@ def test_a_check_records_no_cuda_graphs_anew_where_steps_are_marked(monkeypatch:
     assert (found.outcome, found.reason) == (Outcome.OK, None)
     assert found.evaluations > 4
     assert len(recorded) <= before + 2
+
+
+class Scored(nn.Module):
+    """Returns its loss and, like models of transformers, scores that the script does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.two(self.one(x).tanh())
+        return {"loss": scores.sum().square(), "scores": scores}  # no backward pass needs the scores
+
+
+def test_outputs_that_the_script_does_not_keep_are_gone_before_the_check_goes_back() -> None:
+    torch.manual_seed(0)
+    model, recorder = Scored(), CallRecorder()
+    compiled, target = torch.compile(model, backend="aot_eager"), Target(model, model, "model")
+    are_gone: list[bool] = []
+
+    def run(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = compiled(x)
+        scores = weakref.ref(outputs["scores"])
+        outputs["loss"].register_hook(lambda _: are_gone.append(scores() is None))
+        return outputs
+
+    recorder.call(target, run, (torch.randn(64, 16),), {})["loss"].backward()
+    assert are_gone == [True], "as in the script"
+    found = check_calls(recorder.calls, {target: run}, lambda _: 1e-6)
+    assert (found.outcome, found.reason) == (Outcome.OK, None)
+    assert len(are_gone) > 1
+    assert all(are_gone)
+
+
+@pytest.mark.gpu
+def test_a_check_of_a_model_whose_scores_the_script_drops_replays_its_cuda_graphs() -> None:
+    """Of a BERT, each setting with CUDA graphs of the whole model had no check: its calls "could not be called again"."""
+    torch.manual_seed(0)
+    model = Scored().cuda()
+    compiled, target, recorder = torch.compile(model, mode="reduce-overhead"), Target(model, model, "model"), CallRecorder()
+    for _ in range(8):
+        x = torch.randn(64, 16, device="cuda")
+        recorder.call(target, compiled, (x,), {})["loss"].backward()
+        model.zero_grad()
+    found = check_calls(recorder.calls, {target: compiled}, lambda _: 1e-6)
+    assert (found.outcome, found.reason) == (Outcome.OK, None)
