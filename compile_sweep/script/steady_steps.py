@@ -34,7 +34,9 @@ SLOWER = 1.2
 """Ratio of a new shape's step to a typical one above which it counts as warm-up."""
 
 MAX_NEW_S, MAX_NEW_STEPS, LEAST_SEEN = 20.0, 100, 0.3
-"""Seconds or number of timed steps after which those with new shapes count, too, if fewer than this fraction had a known one."""
+"""Seconds or number of timed steps after which those with new shapes count, too, if fewer than this fraction had a known one;
+half as many if fewer than half of it had.
+"""
 
 
 FAR_SLOWER, RARE = 4.0, 0.1
@@ -97,7 +99,10 @@ class Stream:
     @property
     def shapes_recur(self) -> bool:
         """Whether enough steps had shapes that had come before."""
-        return sum(not one.is_new for one in self._uninterrupted) >= LEAST_SEEN * len(self._uninterrupted)
+        return self._have_recurred(LEAST_SEEN)
+
+    def _have_recurred(self, least: float) -> bool:
+        return sum(not one.is_new for one in self._uninterrupted) >= least * len(self._uninterrupted)
 
     @property
     def extra_ms(self) -> float:
@@ -151,7 +156,9 @@ class Stream:
         new = [int(one.is_new) for one in times]
         new = new if are_last else largest_everywhere(new, self.device)
         self.taken += [replace(one, is_new=bool(is_new)) for one, is_new in zip(times, new, strict=True)]
-        is_late = are_last or len(self.taken) >= MAX_NEW_STEPS or time.monotonic() - self._began >= MAX_NEW_S
+        part = 1.0 if self._have_recurred(LEAST_SEEN / 2) else 0.5
+        has_waited = len(self.taken) >= part * MAX_NEW_STEPS or time.monotonic() - self._began >= part * MAX_NEW_S
+        is_late = are_last or has_waited
         keeps_new = not self.extra_ms or (is_late and not self.shapes_recur)
         self.keeps_new = keeps_new if are_last else agreed(keeps_new, self.device)
         self._marks = self._far_slower() if self.keeps_new else [int(one.is_new) for one in self.taken]

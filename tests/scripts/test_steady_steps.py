@@ -49,6 +49,14 @@ def test_shapes_that_hardly_ever_come_again_count_in_the_end(every: int, counts:
     assert len(stream.times) == (len(steps) if counts else len(steps) // every)
 
 
+def test_shapes_that_come_again_even_more_rarely_count_sooner() -> None:
+    steps = _steps(*((10.0, False) if index % 10 == 0 else (100.0, True) for index in range(MAX_NEW_STEPS // 2)))
+    stream = _stream(*(steps[at : at + 2] for at in range(0, len(steps) - 2, 2)))
+    assert len(stream.times) == 5
+    stream.take(steps[-2:])
+    assert len(stream.times) == len(steps)
+
+
 def test_a_script_that_ends_before_a_shape_comes_again_is_measured_with_all() -> None:
     stream = _stream(_steps((100.0, True), (100.0, True)))
     assert not stream.passes
