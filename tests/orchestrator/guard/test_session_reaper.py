@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,8 +29,9 @@ agent = subprocess.Popen(["sleep", "600"], env={})  # as if it had overwritten i
 print(agent.pid, flush=True)
 time.sleep(600)
 '''
-with scratch_folder("ray-", Path(sys.argv[1])) as folder, session_reaper("mine", folder, 0.5) as reaper:
-    raylet = subprocess.Popen([sys.executable, "-c", RAYLET], env={**os.environ, SESSION_MARKER: "mine"}, stdout=subprocess.PIPE,
+marker = sys.argv[3]
+with scratch_folder("ray-", Path(sys.argv[1])) as folder, session_reaper(marker, folder, 0.5) as reaper:
+    raylet = subprocess.Popen([sys.executable, "-c", RAYLET], env={**os.environ, SESSION_MARKER: marker}, stdout=subprocess.PIPE,
                               start_new_session=True, text=True)
     agent = raylet.stdout.readline().strip()
     if sys.argv[2] != "starting":
@@ -52,7 +54,8 @@ class Driver(NamedTuple):
 @pytest.fixture
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path), getattr(request, "param", "up")],
+        # Each has its own marker: a reaper kills what other tests have marked alike.
+        [sys.executable, "-c", DRIVER, str(tmp_path), getattr(request, "param", "up"), uuid.uuid4().hex],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
