@@ -91,6 +91,26 @@ def set_global_state(settings: CompileSettings) -> None:
         torch.set_float32_matmul_precision(settings.matmul_precision)
 
 
+_KERNEL_FLAGS = {
+    "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "mem_efficient", "CUDNN_ATTENTION": "cudnn", "MATH": "math",
+}  # fmt: skip
+"""Members of `SDPBackend`, and what `torch.backends.cuda` calls them."""
+
+
+def overridden(settings: CompileSettings) -> Iterator[str]:
+    """Yields a sentence for each setting that something else is set for by now, as by the script within its loop."""
+    in_force = {name: getattr(config_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in settings.config}
+    changed = [(name, value) for name, value in settings.config.items() if in_force[name] != value]
+    if settings.matmul_precision not in (None, torch.get_float32_matmul_precision()):
+        changed.append(("matmul_precision", settings.matmul_precision))
+    if settings.sdpa_kernel is not None:
+        chosen = set(sdpa_backends(settings.sdpa_kernel))
+        if {name for name, flag in _KERNEL_FLAGS.items() if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()} != chosen:
+            changed.append(("sdpa_kernel", settings.sdpa_kernel))
+    for name, value in changed:
+        yield f"{name}={value} has no effect, because the script sets something else in its loop; leave that out to try it"
+
+
 def _keep_activations() -> None:
     """Has `torch.utils.checkpoint` keep activations, also in compiled code, which calls it while it is traced.
 

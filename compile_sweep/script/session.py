@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from compile_sweep.script.apply import (
     apply_to_modules,
     apply_to_optimizers,
     expectation,
+    overridden,
     process_wide,
     set_global_state,
 )
@@ -175,7 +176,7 @@ class Session:
         self._recorder: numerics.StepRecorder | None = None
         self._inner: dict[Target, Callable[..., Any]] = {}
         self._calls = CallRecorder()
-        self._keeps_calls = False
+        self._keeps_calls = self._has_looked = False
         self._forward_seed = forward_seed
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
@@ -329,6 +330,7 @@ class Session:
             else:
                 self._meet(target, shapes_of(*padded(args, kwargs)))
                 if counts:
+                    self._look_at_settings()
                     samples, tokens = size_of(args, kwargs)
                     self._size[0] += samples
                     self._size[1] += tokens
@@ -344,6 +346,13 @@ class Session:
         if self._met[target, shapes] < (self.protocol.cudagraph_visits if self.has_graphs else self.protocol.visits):
             assert self._clock is not None
             self._clock.meet_new()
+
+    def _look_at_settings(self) -> None:
+        """Notes, in the second step, which settings the script has replaced since they were applied."""
+        if self.kind is Kind.MEASURED and not self._has_looked and self.sizes:
+            self._has_looked = True
+            with suppress(RuntimeError):  # torch refuses to say the precision where it was set in a new and in an old way
+                self.missed += overridden(self.settings)
 
     @property
     def has_graphs(self) -> bool:

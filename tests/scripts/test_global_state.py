@@ -38,3 +38,30 @@ def test_settings_hold_whatever_a_script_sets_before_its_first_step(run: Run, fo
         torch._dynamo.config.recompile_limit = before[1]
     assert error is session.error is None
     assert vars(sys.modules["__main__"])["seen"] == [False, "high", 7]
+
+
+def test_a_script_that_sets_something_else_within_its_loop_is_told_that_settings_have_no_effect(run: Run, folder: Path) -> None:
+    (folder / "sets_again.py").write_text(
+        "import torch\n"
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    torch.set_float32_matmul_precision('medium')\n"
+        "    with sdpa_kernel(SDPBackend.MATH):\n"
+        "        loss = model(torch.randn(4, 8)).square().mean()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    before = torch.get_float32_matmul_precision()
+    try:
+        session, error = run("sets_again.py", "scope=eager,sdpa_kernel=efficient,matmul_precision=high")
+        same, _ = run("sets_again.py", "scope=eager,sdpa_kernel=math")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert error is session.error is None
+    assert [sentence.split(",")[0] for sentence in session.missed] == [
+        "matmul_precision=high has no effect",
+        "sdpa_kernel=efficient has no effect",
+    ]
+    assert same.missed == []
