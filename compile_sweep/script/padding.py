@@ -10,6 +10,7 @@ attention mask leaves it out, and labels of -100 do not count (`ignore_index` of
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ _TEXT = (IDS, MASK, "token_type_ids", "position_ids", "global_attention_mask")
 """Arguments of one row for each text and one column for each token; a decoder's begin with `decoder_`."""
 _IGNORED = -100
 _OF_HEADS = ("attentions", "past_key_values")  # outputs whose second dimension is one of heads
+_ANSWERS = ("start_positions", "end_positions")
+"""Arguments with which models of transformers look for an answer among all tokens, padding too, so that it changes the loss."""
 _OF_TOKENS = ("start_logits", "end_logits")  # outputs of one number for each token, unlike those of one row for each text
 
 
@@ -37,6 +40,8 @@ def why_not_padded(target: Target) -> str | None:
     first = target.shapes[0]
     if any(len(first[name]) != 2 or first.get(f"{name.removesuffix(IDS)}{MASK}") != first[name] for name in texts):
         return f"pad_to_multiple_of needs an {MASK} of the shape of {IDS}, and {target.name} is called without one; leave it out"
+    if any(_last(name) in _ANSWERS for name in first):
+        return f"pad_to_multiple_of would change the loss of {target.name}, which looks for answers in padding too; leave it out"
     known = {*_TEXT, LABELS, *(_DECODER + name for name in _TEXT)}
     for name, dims in changing.items():
         if (set(dims) - {0} and _last(name) not in known) or not {*dims} <= {0, 1}:
@@ -72,8 +77,10 @@ class Padder:
         self._token = next(_numbers(configs, "pad_token_id"), 0)
         self._most = min(_numbers(configs, "max_position_embeddings"), default=None)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(module.forward).parameters.values()
-        self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
+        self._names: list[str] = []
+        with suppress(TypeError, ValueError):  # a forward in native code
+            parameters = inspect.signature(module.forward).parameters.values()
+            self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
 
     def around(self, call: Call, applies: Callable[[], bool]) -> Call:
         """Returns a replacement for the module's call, which pads where it applies."""
@@ -133,6 +140,8 @@ class Padder:
         ids, mask = given.get(IDS), given.get(MASK)
         if not isinstance(ids, Tensor) or ids.dim() != 2 or not isinstance(mask, Tensor) or mask.shape != ids.shape:
             return []
+        if any(given.get(name) is not None for name in _ANSWERS):
+            return []
         read = self._padding(given, IDS, (*_TEXT, *(() if self._has_decoder else (LABELS,))), is_written=False)
         if not self._has_decoder:
             return [read]
@@ -174,7 +183,8 @@ def _columns(name: str, value: Any) -> int | None:
 def _cut(outputs: Any, found: Sequence[_Padding], name: str = "") -> Any:
     """Returns a module's outputs without what the padding added; of a model with a decoder, most are the decoder's."""
     if isinstance(outputs, Tensor):
-        if not ((outputs.dim() > 2 and not name.endswith(_OF_HEADS)) or (outputs.dim() == 2 and name in _OF_TOKENS)):
+        of_tokens = (*_OF_TOKENS, "logits") if any(LABELS in one.arguments for one in found) else _OF_TOKENS
+        if not ((outputs.dim() > 2 and not name.endswith(_OF_HEADS)) or (outputs.dim() == 2 and name in of_tokens)):
             return outputs
         texts = [one for one in found if one.padded == outputs.size(1)]
         likely = [one for one in texts if one.is_written is not name.startswith("encoder_")]

@@ -62,6 +62,11 @@ def called_with(*calls: dict[str, tuple[int, ...]]) -> Target:
         ({"input_ids": (4, 9)}, {"input_ids": (4, 12)}, "needs an attention_mask"),
         ({"x": (4, 9)}, {"x": (4, 12)}, "is not called with any"),
         (
+            {"input_ids": (4, 9), "attention_mask": (4, 9), "start_positions": (4,)},
+            {"input_ids": (4, 8), "attention_mask": (4, 8), "start_positions": (4,)},
+            "looks for answers in padding too",
+        ),
+        (
             {"input_ids": (4, 9), "attention_mask": (4, 9), "bias": (4, 9, 9)},
             {"input_ids": (4, 8), "attention_mask": (4, 8), "bias": (4, 8, 8)},
             "cannot pad bias of model",
