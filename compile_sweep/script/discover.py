@@ -320,6 +320,8 @@ class Watch:
     ) -> None:
         self.found = Discovery()
         self._on_step, self._on_over, self._on_functional = on_step, on_over, on_functional
+        self.next_call: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+        """The call that comes after the discovery, while `on_over` is called: a module and its arguments."""
         self._undo = ExitStack()
         self._is_over = False
 
@@ -333,7 +335,9 @@ class Watch:
                     return call(module, *args, **kwargs)
                 if found.is_over() and threading.current_thread() is threading.main_thread():
                     self.end()
+                    self.next_call = (module, args, kwargs)
                     self._on_over()
+                    self.next_call = None
                     return module(*args, **kwargs)
                 return found.call(module, call, args, kwargs)
 

@@ -66,7 +66,7 @@ class CallRecorder:
             autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
         )
         outputs = run(*args, **kwargs)
-        for index, output in enumerate(_tensors(outputs)):
+        for index, output in enumerate(tensors_of(outputs)):
             if output.requires_grad:
                 output.register_hook(_noting(kept, index))
         return outputs
@@ -170,7 +170,7 @@ class _Call:
         with torch.enable_grad(), torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None):
             full = self._autocast is not None and not torch.is_autocast_enabled(kind)  # compared in full precision
             args, kwargs = pytree.tree_map_only(Tensor, partial(_passed, in_full=full), self._arguments)
-            outputs = list(_tensors(self._run(*args, **kwargs)))
+            outputs = list(tensors_of(self._run(*args, **kwargs)))
         reached = [(outputs[index], outer) for index, outer in self._outer.items()]
         # The others die before the backward pass, as they do in the script: CUDA graphs were recorded so, and refuse to differ.
         del outputs
@@ -217,13 +217,13 @@ def _noting(kept: RecordedCall, index: int) -> Callable[[Tensor | None], None]:
     return note
 
 
-def _tensors(outputs: Any) -> Iterator[Tensor]:
+def tensors_of(outputs: Any) -> Iterator[Tensor]:
     """Yields the tensors that a module returned, in order."""
     for leaf in pytree.tree_leaves(outputs):
         if isinstance(leaf, Tensor):
             yield leaf
         elif is_dataclass(leaf):
-            yield from _tensors([getattr(leaf, one.name) for one in fields(leaf)])
+            yield from tensors_of([getattr(leaf, one.name) for one in fields(leaf)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

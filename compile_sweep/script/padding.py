@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from compile_sweep.script.discover import Target
+from compile_sweep.script.gradients import tensors_of
 
 Call = Callable[..., Any]
 
@@ -29,6 +31,10 @@ _OF_HEADS = ("attentions", "past_key_values")  # outputs whose second dimension 
 _ANSWERS = ("start_positions", "end_positions")
 """Arguments with which models of transformers look for an answer among all tokens, padding too, so that it changes the loss."""
 _OF_TOKENS = ("start_logits", "end_logits")  # outputs of one number for each token, unlike those of one row for each text
+
+
+MOST_CHANGE, ROUNDINGS = 1e-3, 16.0
+"""Largest change of outputs by padding that may be rounding, and the same as a multiple of the rounding of a step's precision."""
 
 
 def why_not_padded(target: Target) -> str | None:
@@ -53,6 +59,42 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+def change_of_outputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Returns how far a module's outputs move if padding makes its texts twice as long, relative to their norms; the largest.
+
+    A module that leaves padding out moves by rounding alone; one that averages over all tokens, say, by much more. It is called
+    twice, in evaluation mode and without gradients. Returns 0 if there is no memory for that, or no text.
+    """
+    found: list[_Padding] = []
+    Padder(module, 1)._replaced(args, kwargs, _Replacing(lambda _, tensor, columns: tensor, found))
+    if not found:
+        return 0.0
+    pads = Padder(module, 2 * max(one.length for one in found))
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            plain = list(tensors_of(module(*args, **kwargs)))
+            padded = list(tensors_of(pads.around(module, applies=lambda: True)(*args, **kwargs)))
+    except torch.OutOfMemoryError:
+        return 0.0
+    finally:
+        for part, was_training in training.items():
+            part.training = was_training
+    masks = [one.mask for one in found if one.mask is not None]
+    return max((_change(*pair, masks) for pair in zip(plain, padded, strict=False)), default=0.0)
+
+
+def _change(before: Tensor, after: Tensor, masks: Iterable[Tensor]) -> float:
+    if before.shape != after.shape or not before.is_floating_point():
+        return 0.0
+    for mask in masks:
+        if before.shape[:2] == mask.shape:  # what was padding before may be anything
+            before, after = before[mask.bool()], after[mask.bool()]
+    norm = float(before.float().norm())
+    return float((after.float() - before.float()).norm()) / norm if norm else 0.0
+
+
 class _Padding(NamedTuple):
     """What is padded of a text."""
 
@@ -60,6 +102,7 @@ class _Padding(NamedTuple):
     length: int
     padded: int
     is_written: bool  # by a decoder
+    mask: Tensor | None
 
 
 class Padder:
@@ -154,7 +197,7 @@ class Padder:
         padded = -(-length // self._multiple) * self._multiple
         padded = padded if self._most is None else max(length, min(padded, self._most))
         arguments = tuple(name for name in names if _columns(name, given.get(name)) == length)
-        return _Padding(arguments, length, padded, is_written)
+        return _Padding(arguments, length, padded, is_written, given.get(f"{_DECODER if is_written else ''}{MASK}"))
 
     def _padded(self, name: str, tensor: Tensor, columns: int) -> Tensor:
         value = _IGNORED if name == LABELS else self._token if name.endswith(IDS) else 0

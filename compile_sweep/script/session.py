@@ -55,7 +55,7 @@ from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, i
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
-from compile_sweep.script.padding import Padder
+from compile_sweep.script.padding import MOST_CHANGE, ROUNDINGS, Padder, change_of_outputs, why_not_padded
 from compile_sweep.script.processes import ELSEWHERE, Processes
 from compile_sweep.script.steady_steps import Stream
 
@@ -288,6 +288,8 @@ class Session:
             is_further = self._forward_seed > RANDOM_REPEATS
             perturb(weights, kernel_rounding(rounding) if is_further else rounding, self._forward_seed)
         if self.kind is Kind.MEASURED:
+            if self.settings.pad_to_multiple_of is not None:
+                self._refuse_padding()
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
@@ -307,6 +309,21 @@ class Session:
         self._on_phase(Phase.WARMING_UP)
         self._began = time.perf_counter()
         self._clock.start()
+
+    def _refuse_padding(self) -> None:
+        """Raises an error if the next call shows that a module computes something else for texts that are padded further."""
+        module, args, kwargs = self._watch.next_call or (None, (), {})
+        for target in self.found.targets:
+            if target.called is module and why_not_padded(target) is None:
+                with own_random_numbers(self.device, self._forward_seed):
+                    change = change_of_outputs(target.module, args, kwargs)
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()  # nothing of it is the setting's
+                if change > max(MOST_CHANGE, ROUNDINGS * numerics.rounding_of(target)):
+                    raise ScriptError(
+                        f"pad_to_multiple_of changes what {target.name} computes, by {100 * change:.2g} % with texts twice as "
+                        "long, as where padding takes part in an average; leave it out"
+                    )
 
     def _wrap(self, *, isolated: bool) -> None:
         """Hooks into the script's calls of its modules, outside of compiled code."""

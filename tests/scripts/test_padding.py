@@ -29,7 +29,8 @@ def test_a_script_trains_the_same_on_texts_of_few_lengths(run: Run, kind: str) -
         assert session_results.model_facts(session)["can_pad"] is True
         script = vars(sys.modules["__main__"])
         if "scope=eager" in settings:  # compiled code calls no hooks
-            widths = set(script["widths"][len(session.found.primary.shapes) :])
+            watched = len(session.found.primary.shapes) + 2 * ("pad" in settings)  # two calls look at what padding changes
+            widths = set(script["widths"][watched:])
             most = 48 if kind == "written" else 40  # at most as many as the model has positions
             assert (widths <= {16, 32, most}) is ("pad" in settings)
         shapes.append(len({shape for (_, shape) in session._met}))
@@ -48,6 +49,13 @@ def test_texts_of_one_length_are_not_padded(run: Run) -> None:
     assert session_results.model_facts(session)["can_pad"] is False
     session, error = run("texts.py", "scope=eager,pad_to_multiple_of=16", "frozen-shape")
     assert "input_ids that change in length" in str(session.error)
+
+
+@pytest.mark.slow
+def test_a_module_that_computes_something_else_for_padded_texts_is_refused(run: Run) -> None:
+    session, error = run("texts.py", "scope=eager,pad_to_multiple_of=16", "averaged")
+    assert error is None
+    assert "pad_to_multiple_of changes what model computes, by " in str(session.error)
 
 
 def called_with(*calls: dict[str, tuple[int, ...]]) -> Target:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from compile_sweep.script.padding import Padder
+from compile_sweep.script.padding import Padder, change_of_outputs
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}
 OF_BART = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -79,6 +79,7 @@ def test_a_model_computes_the_same_for_texts_that_are_padded_further(name: str) 
     torch.testing.assert_close(outputs.loss, plain.loss, rtol=1e-5, atol=0.0)
     for part, gradient in gradients.items():
         torch.testing.assert_close(padded[part], gradient, rtol=1e-4, atol=1e-6)
+    assert change_of_outputs(model, (), batch) < 1e-4
     for part, output in plain.items():
         if isinstance(output, torch.Tensor):
             assert outputs[part].shape == output.shape, part

@@ -1,4 +1,4 @@
-"""Texts padded to the longest of their batch: `texts.py masked|written|outside|frozen-shape [--dropout]`."""
+"""Texts padded to the longest of their batch: `texts.py masked|written|outside|averaged|frozen-shape`."""
 
 import sys
 
@@ -8,9 +8,8 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, T5Config, T5For
 
 kind = sys.argv[1]
 torch.manual_seed(3)
-DROPOUT = 0.1 if "--dropout" in sys.argv else 0.0
 small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
-no_dropout = {"hidden_dropout_prob": DROPOUT, "attention_probs_dropout_prob": DROPOUT}
+no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 bert = BertConfig(**small, **no_dropout, max_position_embeddings=40, pad_token_id=1)
 
 
@@ -24,14 +23,15 @@ class Tagger(nn.Module):
 
     def forward(self, input_ids, attention_mask):
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return self.head(hidden), hidden[:, 0].sum(dim=-1)
+        firsts = hidden.mean(dim=1) if kind == "averaged" else hidden[:, 0]
+        return self.head(hidden), firsts[:, 0]
 
 
 if kind == "written":
     t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 40, "dropout_rate": 0.0}
     model = T5ForConditionalGeneration(T5Config(**t5, decoder_start_token_id=0, use_cache=False))
 else:
-    model = Tagger() if kind == "outside" else BertForMaskedLM(bert)
+    model = Tagger() if kind in ("outside", "averaged") else BertForMaskedLM(bert)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 widths, seen = [], []
 inner = model.bert if kind in ("masked", "frozen-shape") else model.encoder
@@ -58,10 +58,13 @@ def batch_of(length, columns):
 for step in range(4000):
     length = 16 if kind == "frozen-shape" else 9 + 7 * step % 25
     ids, mask, labels = batch_of(length, 3 + step % 5 if kind == "written" else length)
-    if kind == "outside":
+    if kind in ("outside", "averaged"):
         logits, firsts = model(ids, attention_mask=mask)
         assert logits.shape[:2] == ids.shape
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), (labels % 5).where(labels >= 0, -100).flatten()) + firsts.mean()
+        loss = (
+            nn.functional.cross_entropy(logits.flatten(0, 1), (labels % 5).where(labels >= 0, -100).flatten())
+            + firsts.square().mean()
+        )
     else:
         outputs = model(input_ids=ids, attention_mask=mask, labels=labels)
         assert outputs.logits.shape[:2] == labels.shape
