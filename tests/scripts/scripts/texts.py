@@ -10,7 +10,7 @@ kind = sys.argv[1]
 torch.manual_seed(3)
 small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
 no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-bert = BertConfig(**small, **no_dropout, max_position_embeddings=40, pad_token_id=1)
+bert = BertConfig(**small, **no_dropout, max_position_embeddings=200 if kind == "averaged" else 40, pad_token_id=1)
 
 
 class Tagger(nn.Module):
