@@ -23,8 +23,8 @@ class Tagger(nn.Module):
 
     def forward(self, input_ids, attention_mask):
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        firsts = hidden.mean(dim=1) if kind == "averaged" else hidden[:, 0]
-        return self.head(hidden), firsts[:, 0]
+        averages = self.head.bias[0] * input_ids.float().mean(dim=1)  # over padding too
+        return self.head(hidden), averages if kind == "averaged" else hidden[:, 0, 0]
 
 
 if kind == "written":
