@@ -269,15 +269,15 @@ def describe(settings: CompileSettings) -> dict[str, str]:
         words["optimizer"] = f"{settings.optimizer} optimizer"
     if settings.group_window is not None:
         words["group_window"] = f"grouped {settings.group_window}"
+    if settings.pad_to_multiple_of is not None:
+        words["pad_to_multiple_of"] = f"pad to ×{settings.pad_to_multiple_of}"
+    if settings.use_cache is False:
+        words["use_cache"] = "no KV cache"
     for declared in fields(settings):
         value = getattr(settings, declared.name)
         if declared.metadata.get("in_label") and value is not None:
             name = declared.name.replace("_", " ")
             words[declared.name] = (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
-    if settings.use_cache is False:
-        words["use_cache"] = "no KV cache"
-    if settings.pad_to_multiple_of is not None:
-        words["pad_to_multiple_of"] = f"pad to ×{settings.pad_to_multiple_of}"
     named = {"inductor": settings.options or (), "config": settings.written_config, "workload": settings.workload or ()}
     words |= {
         f"{of}.{name}": f"{_short_option(of, name)}={_shown_value(value)}" for of, pairs in named.items() for name, value in pairs
