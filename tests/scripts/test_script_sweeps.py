@@ -161,7 +161,9 @@ def test_auto_tries_no_other_setting_of_a_script_that_fails_as_it_is_and_goes_on
     assert swept("--resume").returncode == 0
     tried = [(trial.settings["as_written"], trial.status) for trial in record.read(output)]
     assert tried[:2] == [(True, "failed"), (True, "ok")]
-    assert (None, "ok") in tried
+    others = {status for as_written, status in tried if as_written is None}
+    assert others
+    assert others <= {"ok", "stopped"}, "one that is slower than the script as it is may be stopped"
 
 
 COUNTER = """
