@@ -313,6 +313,7 @@ class Session:
     def _refuse_padding(self) -> None:
         """Raises an error if the next call shows that a module computes something else for texts that are padded further."""
         module, args, kwargs = self._watch.next_call or (None, (), {})
+        reason = ""
         for target in self.found.targets:
             if target.called is module and why_not_padded(target) is None:
                 with own_random_numbers(self.device, self._forward_seed):
@@ -320,10 +321,12 @@ class Session:
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # nothing of it is the setting's
                 if change > max(MOST_CHANGE, ROUNDINGS * numerics.rounding_of(target)):
-                    raise ScriptError(
+                    reason = (
                         f"pad_to_multiple_of changes what {target.name} computes, by {100 * change:.2g} % with texts twice as "
                         "long, as where padding takes part in an average; leave it out"
                     )
+        if not everywhere(not reason, self.device):
+            raise ScriptError(reason or "pad_to_multiple_of changes what the model computes in another worker; leave it out")
 
     def _wrap(self, *, isolated: bool) -> None:
         """Hooks into the script's calls of its modules, outside of compiled code."""
