@@ -43,9 +43,12 @@ class RayRunner:
         """Runs batches in as few runs of Tune as it can, because each starts processes that import torch anew."""
         one_by_one = self._config.max_concurrent == 1
         for is_alone, group in groupby(batches, key=lambda batch: batch.alone or one_by_one):
+            if is_alone:
+                self._run_trials(group, max_concurrent=1)
+                continue
             # Where trials run side by side, Tune asks for the next one while others run, which the next batch must not see.
-            for run in [group] if is_alone else ((batch,) for batch in group):
-                self._run_trials(run, max_concurrent=1 if is_alone else self._config.max_concurrent)
+            for batch in group:
+                self._run_trials([batch], max_concurrent=self._config.max_concurrent)
 
     def _run_trials(self, batches: Iterable[Batch], max_concurrent: int) -> None:
         from orchestrator.run.tuning import run_trials

@@ -99,7 +99,6 @@ class StandingGroup:
     """A group, seen from the trial's process. It ends with this process, or when it is closed."""
 
     def __init__(self, plan: TrialPlan, make_trainer: Callable[..., Any], storage: str) -> None:
-        self.plan = plan
         self._mailbox = Mailbox(Path(tempfile.mkdtemp(dir=storage)), plan.num_workers)
         self._numbers = count()
         self._error: Exception | None = None

@@ -94,11 +94,6 @@ class TrialPlan:
             **own,
         )
 
-    @property
-    def of_any_batch(self) -> Self:
-        """Returns the plan without what differs from batch to batch of a sweep, as `runner.plan_fields` does."""
-        return replace(self, restores=False, prunes=False, warm_start=False)
-
 
 def users_python_path(workload: str) -> str:
     """Returns the user's folders that a workload is imported from, the current one first if it is there by that name."""

@@ -89,9 +89,8 @@ _standing: list[StandingGroup] = []  # the group that this process keeps from tr
 
 
 def _group_for(plan: TrialPlan) -> StandingGroup:
-    """Returns the standing group; starts a new one if there is none that can run a trial of this plan."""
-    plan = plan.of_any_batch
-    if _standing and not (_standing[0].is_alive and _standing[0].plan == plan):
+    """Returns the standing group; starts a new one if none is alive. Trials of one process share what a group is made from."""
+    if _standing and not _standing[0].is_alive:
         _standing.pop().close()
     if not _standing:
         _standing.append(StandingGroup(plan, make_trainer, storage=tune.get_context().get_trial_dir()))
