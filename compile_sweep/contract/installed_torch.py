@@ -77,6 +77,12 @@ def config_module(name: str) -> Any:
     return import_module(name)
 
 
+def config_place(name: str) -> tuple[Any, str]:
+    """Returns the configuration module that holds a setting, given as in `CompileSettings.config`, and its name there."""
+    module, _, setting = name.rpartition(".")
+    return config_module(module), setting
+
+
 def _type_name(kind: Any) -> str:
     origin = get_origin(kind)
     if origin in (list, dict, tuple, set):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch
-from compile_sweep.contract.installed_torch import config_module
+from compile_sweep.contract.installed_torch import config_place
 from compile_sweep.harness.outputs import digest, tensors_of
 from compile_sweep.harness.precision import preserve_precision
 from compile_sweep.harness.prepare import Prepared
@@ -198,8 +198,7 @@ def config_put_back(names: Iterable[str]) -> Iterator[None]:
     """Restores process-wide settings of torch, given by their full names, when the block ends."""
     with ExitStack() as undo:
         for name in names:
-            module, _, setting = name.rpartition(".")
-            config = config_module(module)
+            config, setting = config_place(name)
             undo.enter_context(config.patch({setting: getattr(config, setting)}))
         yield
 

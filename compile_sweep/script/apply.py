@@ -19,7 +19,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from compile_sweep.contract.installed_torch import config_module, private, torch_version
+from compile_sweep.contract.installed_torch import config_place, private, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation, forward_names, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import fixes_sizes, sdpa_backends
@@ -82,8 +82,7 @@ def set_global_state(settings: CompileSettings) -> None:
     Call it again before the first step to apply: what was set last counts.
     """
     for name, value in settings.config.items():
-        module, _, setting = name.rpartition(".")
-        setattr(config_module(module), setting, value)
+        setattr(*config_place(name), value)
     if settings.sdpa_kernel is not None:
         kernels = [getattr(SDPBackend, name) for name in sdpa_backends(settings.sdpa_kernel)]
         UNTIL_EXIT.enter_context(sdpa_kernel(kernels, set_priority=True))
@@ -99,8 +98,7 @@ _KERNEL_FLAGS = {
 
 def overridden(settings: CompileSettings) -> Iterator[str]:
     """Yields a sentence for each setting that something else is set for by now, as by the script within its loop."""
-    in_force = {name: getattr(config_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in settings.config}
-    changed = [(name, value) for name, value in settings.config.items() if in_force[name] != value]
+    changed = [(name, value) for name, value in settings.config.items() if getattr(*config_place(name)) != value]
     if settings.matmul_precision not in (None, torch.get_float32_matmul_precision()):
         changed.append(("matmul_precision", settings.matmul_precision))
     if settings.sdpa_kernel is not None:

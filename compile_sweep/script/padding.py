@@ -32,7 +32,6 @@ _ANSWERS = ("start_positions", "end_positions")
 """Arguments with which models of transformers look for an answer among all tokens, padding too, so that it changes the loss."""
 _OF_TOKENS = ("start_logits", "end_logits")  # outputs of one number for each token, unlike those of one row for each text
 
-
 MOST_CHANGE, ROUNDINGS = 1e-2, 50.0
 """Largest change of outputs by padding that may be rounding, and the same as a multiple of the rounding of a step's precision:
 10 % in bfloat16. An average over all tokens changes by more if half of them are padding.
@@ -244,13 +243,8 @@ def _cut(outputs: Any, found: Sequence[_Padding], name: str = "") -> Any:
             if (cut := _cut(value := getattr(outputs, one.name), found, one.name)) is not value:
                 setattr(outputs, one.name, cut)
     elif isinstance(outputs, tuple | list):
-        cuts = list(_all_cut(outputs, found, name))
+        cuts = [_cut(value, found, name) for value in outputs]
         if any(cut is not value for cut, value in zip(cuts, outputs, strict=True)):
             make: Any = getattr(type(outputs), "_make", type(outputs))
             return make(cuts)
     return outputs
-
-
-def _all_cut(outputs: Sequence[Any], found: Sequence[_Padding], name: str) -> Iterator[Any]:
-    for value in outputs:
-        yield _cut(value, found, name)

@@ -111,7 +111,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,
         "makes_cache": session.found.makes_cache,
-        "can_pad": any(why_not_padded(target) is None for target in session.found.targets),
+        "can_pad": _can_pad(session),
         "batches_change": any(target.changing() for target in session.found.targets),
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
@@ -205,8 +205,7 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"{steps} held an evaluation or a checkpoint, which no figure includes"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
-        can_pad = any(why_not_padded(target) is None for target in found.targets)
-        fewer = "pad_to_multiple_of=64" if can_pad else "padding texts to multiples of 64 (pad_to_multiple_of=64)"
+        fewer = "pad_to_multiple_of=64" if _can_pad(session) else "padding texts to multiples of 64 (pad_to_multiple_of=64)"
         counts = (
             "shapes hardly ever come again, so the figures include these steps, and a longer run may be faster"
             if stream.keeps_new
@@ -234,6 +233,10 @@ def _findings(session: Session) -> Iterator[str]:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
+
+
+def _can_pad(session: Session) -> bool:
+    return any(why_not_padded(target) is None for target in session.found.targets)
 
 
 def _count(number: int) -> str:

@@ -13,7 +13,7 @@ from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.redact import REDACTED
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptError, ScriptJob
-from compile_sweep.script.library_arguments import equivalents
+from orchestrator.plan.library_arguments import equivalents
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.space import Choice
 

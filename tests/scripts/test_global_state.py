@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,15 @@ import torch
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    """Restores what these scripts set for the whole process."""
+    before = torch.get_float32_matmul_precision(), torch._dynamo.config.recompile_limit
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch._dynamo.config.recompile_limit = before[1]
 
 
 def test_settings_hold_whatever_a_script_sets_before_its_first_step(run: Run, folder: Path) -> None:
@@ -28,14 +38,9 @@ def test_settings_hold_whatever_a_script_sets_before_its_first_step(run: Run, fo
         "    limit, precision = torch._dynamo.config.recompile_limit, torch.get_float32_matmul_precision()\n"
         "    seen[:] = torch.backends.cuda.cudnn_sdp_enabled(), precision, limit\n"
     )
-    before = torch.get_float32_matmul_precision(), torch._dynamo.config.recompile_limit
-    try:
-        session, error = run(
-            "sets_them.py", "scope=full,dynamic=auto,backend=aot_eager,sdpa_kernel=flash,matmul_precision=high,recompile_limit=7"
-        )
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch._dynamo.config.recompile_limit = before[1]
+    session, error = run(
+        "sets_them.py", "scope=full,dynamic=auto,backend=aot_eager,sdpa_kernel=flash,matmul_precision=high,recompile_limit=7"
+    )
     assert error is session.error is None
     assert vars(sys.modules["__main__"])["seen"] == [False, "high", 7]
 
@@ -53,12 +58,8 @@ def test_a_script_that_sets_something_else_within_its_loop_is_told_that_settings
         "    loss.backward()\n"
         "    optimizer.step()\n"
     )
-    before = torch.get_float32_matmul_precision()
-    try:
-        session, error = run("sets_again.py", "scope=eager,sdpa_kernel=efficient,matmul_precision=high")
-        same, _ = run("sets_again.py", "scope=eager,sdpa_kernel=math")
-    finally:
-        torch.set_float32_matmul_precision(before)
+    session, error = run("sets_again.py", "scope=eager,sdpa_kernel=efficient,matmul_precision=high")
+    same, _ = run("sets_again.py", "scope=eager,sdpa_kernel=math")
     assert error is session.error is None
     assert [sentence.split(",")[0] for sentence in session.missed] == [
         "matmul_precision=high has no effect",

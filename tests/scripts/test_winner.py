@@ -27,10 +27,10 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import OwnCompile, apply_to_modules, apply_to_optimizers
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
-from compile_sweep.script.library_arguments import accelerate_plugin, equivalents, training_arguments
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.run_one import not_found
 from compile_sweep.script.winner import Applier, settings_of
+from orchestrator.plan.library_arguments import accelerate_plugin, equivalents, training_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 
