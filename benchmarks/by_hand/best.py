@@ -168,6 +168,25 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
             "words": ["--compile", "--blocks", "--dynamic", "--fused", "--no-cudnn"],
         },
     },
+    "whisper_script": {
+        "eager": {},
+        "eager, fused, no cuDNN attention": {"words": ["--fused", "--no-cudnn"]},
+        "compiled, multiples of 64, fused, no cache": {"words": ["--compile", "--multiple", "64", "--fused", "--no-cache"]},
+        "CUDA graphs, multiples of 64, fused, no cache": {
+            "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused", "--no-cache"],
+        },
+    },
+    "moe_script": {
+        **_OF_SCRIPTS,
+        "compiled blocks, fused": {"words": ["--compile", "--blocks", "--fused"]},
+    },
+    "gan_script": {
+        **_OF_IMAGES,
+        "generator compiled, fused, channels_last": {"words": ["--compile", "--only-generator", "--fused", "--channels-last"]},
+        "generator with CUDA graphs, fused, channels_last": {
+            "words": ["--compile", "--only-generator", "--fused", "--channels-last", "--mode", "reduce-overhead"],
+        },
+    },
     "llama_script": {
         "eager": {},
         "eager, fused": {"words": ["--fused"]},
@@ -191,6 +210,9 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "tabular_script": (2048, 16, {"categories": 3, "entries": 20, "width": 4, "batch": 16, "steps": 9}),
     "bert_script": (32, 2, _TINY_LANGUAGE),
     "t5_script": (16, 2, _TINY_LANGUAGE),
+    "whisper_script": (16, 2, {**_TINY_LANGUAGE, "frames": 64}),
+    "moe_script": (4, 2, _TINY_LANGUAGE),
+    "gan_script": (128, 2, {"width": 4, "pixels": 32, "batch": 2, "steps": 9}),
     "clip_script": (256, 2, {**_TINY_LANGUAGE, "pixels": 32}),
     "dit_script": (128, 2, {"layers": 2, "heads": 2, "width": 32, "pixels": 8, "batch": 2, "classes": 5, "steps": 9}),
     "lora_script": (16, 8, {**_TINY_LANGUAGE, "heads": 4}),

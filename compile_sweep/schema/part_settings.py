@@ -1,5 +1,6 @@
 """Settings of one part of a model with scope=modular: what differs from the settings of the whole."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -71,6 +72,18 @@ def parse_parts(values: Any) -> tuple[tuple[str, PartSettings], ...] | None:
         if (part_settings := PartSettings(**taken)) != PartSettings():
             parts.append((name, part_settings))
     return tuple(parts) or None
+
+
+def left_out(name: str) -> str | None:
+    """Returns the setting that leaves the part of this name eager, as a key spells it; None if a key cannot spell the name."""
+    spelled = f"parts.{name}.compile=off"
+    return spelled if left_out_in(spelled) else None
+
+
+def left_out_in(text: str) -> str | None:
+    """Returns the first setting in a text that leaves a part eager; None if there is none."""
+    found = re.search(r"\bparts\.[\w.-]+\.compile=off(?!\S)", text)
+    return found[0] if found else None
 
 
 def settings_of_part(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:

@@ -174,7 +174,8 @@ class CompileSettings:
     parts: tuple[tuple[str, PartSettings], ...] | None = _setting(
         lambda name, value: parse_parts(value), compiles=True, inductor=True
     )
-    """With scope=modular: parts that have their own mode or dynamic strategy, by name. The others take the fields above."""
+    """With scope=modular: parts that have their own mode or dynamic strategy, by name. The others take the fields above.
+    With other scopes: modules of a script that stay eager."""
 
     static_gradients: bool | None = _setting(parse_switch, torch_default=False, in_label=True)
     """Keep gradients at fixed addresses and zero them in place, so that CUDA graphs need not copy them."""
@@ -297,8 +298,11 @@ class CompileSettings:
                 raise SettingsError(f"stance finds out which sizes change, so it goes with dynamic=auto, not {self.dynamic}")
             if self.unbacked and not self.marks:
                 raise SettingsError(f"unbacked is how dynamic=mark marks lengths, not dynamic={self.dynamic}; leave it out")
-            if self.parts is not None and self.scope is not Scope.MODULAR:
-                raise SettingsError(f"parts act only with scope=modular, not scope={self.scope}; leave them out")
+            if self.parts is not None and self.scope is not Scope.MODULAR and not self._only_leaves_out:
+                raise SettingsError(
+                    f"parts act only with scope=modular, not scope={self.scope}; leave them out, except for compile=off of a "
+                    "script's module"
+                )
             for name, part in self.parts or ():
                 part.check_against_whole(name, self.mode, self.dynamic)
         self._settle_padding()
@@ -514,6 +518,15 @@ class CompileSettings:
         if self.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
             raise SettingsError(f"pad_multiple={self.pad_multiple} pads lengths, and {one_shape}; leave it out")
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of parts that stay eager."""
+        return tuple(name for name, part in self.parts or () if part.compile is False)
+
+    @property
+    def _only_leaves_out(self) -> bool:
+        return len(self.left_out) == len(self.parts or ())
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # frozen after construction
 
@@ -545,7 +558,11 @@ class CompileSettings:
             return
         for declared in _DECLARED:
             name = declared.name
-            if declared.metadata["inductor"] and getattr(self, name) is not None:
+            if (
+                declared.metadata["inductor"]
+                and getattr(self, name) is not None
+                and not (name == "parts" and self._only_leaves_out)
+            ):
                 raise SettingsError(f"{name} belongs to Inductor, and backend={self.backend} has none; leave {name} out")
         graphed = self.backend == "cudagraphs"
         if self.cudagraphs not in (None, graphed):

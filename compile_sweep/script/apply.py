@@ -239,8 +239,9 @@ def _copies(module: nn.Module) -> list[nn.Module]:
 
 
 def compilable(targets: Sequence[Target]) -> list[Target]:
-    """Returns the targets that can be compiled; raises ScriptError if there are none."""
-    if found := [target for target in targets if not target.differentiated_twice]:
+    """Returns the targets to compile; raises ScriptError if none can be."""
+    found = [target for target in targets if not target.stays_eager]
+    if found or any(target.is_left_out for target in targets):
         return found
     names = ", ".join(target.name for target in targets)
     raise ScriptError(

@@ -9,7 +9,7 @@ optimizer's step; with several optimizers, with the step of the one that complet
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from compile_sweep.contract.inspect_model import repeated_blocks, tensors_in
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
+from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 
 STEPS = 3  # minimum number of watched steps: differences between batches show from the second one on
@@ -70,6 +71,13 @@ class Target:
     """Autocast dtype when it is called."""
     differentiated_twice: bool = False
     """Whether its gradients are differentiated again (`create_graph=True`), as no compiled code's can be."""
+    is_left_out: bool = False
+    """Whether the settings leave it eager."""
+
+    @property
+    def stays_eager(self) -> bool:
+        """Whether no setting compiles it."""
+        return self.differentiated_twice or self.is_left_out
 
     @property
     def device(self) -> torch.device:
@@ -80,6 +88,10 @@ class Target:
     def blocks(self) -> list[str]:
         """Dotted names of its repeated blocks."""
         return repeated_blocks(self.module)
+
+    def is_called(self, name: str) -> bool:
+        """Tells whether this is its name, or the last component of it."""
+        return name in (self.name, self.name.rpartition(".")[2])
 
     def changing(self) -> dict[str, tuple[int, ...]]:
         """Dimensions of its arguments that differed between calls."""
@@ -135,7 +147,7 @@ class Discovery:
     @property
     def compiled(self) -> list[Target]:
         """The targets that settings compile."""
-        return [target for target in self.targets if not target.differentiated_twice]
+        return [target for target in self.targets if not target.stays_eager]
 
     @property
     def anchor(self) -> Optimizer | None:
@@ -412,6 +424,24 @@ def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
         name = next(held, inner.get(id(target.module), type(target.module).__name__))
         taken = sum(other.name.partition(" ")[0] == name for other in targets)
         target.name = f"{name} {taken + 1}" if taken else name
+
+
+def leave_out(targets: list[Target], names: Iterable[str]) -> None:
+    """Marks targets that settings leave eager; call it before anything is compiled.
+
+    Raises:
+        ScriptError: There is no target of one of the names, or none is left to compile.
+    """
+    for name in names:
+        named = [target for target in targets if target.is_called(name)]
+        if not named:
+            raise ScriptError(
+                f"the script trains no module called {name}; parts may name {', '.join(target.name for target in targets)}"
+            )
+        for target in named:
+            target.is_left_out = True
+    if all(target.is_left_out for target in targets):
+        raise ScriptError("the settings leave all modules of the script eager; use scope=eager, or leave a compile=off out")
 
 
 def is_of_the_loop() -> bool:

@@ -168,7 +168,6 @@ NOT_FOR_SCRIPTS: Mapping[str, str] = {
     "autocast": "the script chooses its own autocast",
     "attention": "the script chooses its own attention",
     "static_gradients": "the script zeroes its own gradients",
-    "parts": "parts are named by a workload, and a script has none",
     "workload": "options are a workload's, and a script has none",
     "ddp": "the script wraps its own model",
     "accumulate": "the script accumulates its own gradients",
@@ -196,7 +195,10 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
         if value is not None and (reason := NOT_FOR_SCRIPTS.get(field)):
             return f"{name} cannot be applied to a script from outside: {reason}; leave it out, or write a workload"
     if str(candidate.get("scope")) == Scope.MODULAR:
-        return "scope=modular compiles parts that a workload names, and a script has none; use full or regional"
+        return (
+            "scope=modular compiles parts that a workload names, and a script has none; use full or regional, where "
+            "parts.NAME.compile=off leaves one of several modules eager"
+        )
     if str(candidate.get("dynamic")) == "buckets":
         return "dynamic=buckets pads batches to buckets, and the script pads its own; use auto, mark or true"
     if str(candidate.get("optimizer")) == "foreach_map":
@@ -210,6 +212,9 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
         raise SettingsError(reason)
     if is_script and not has_batch_argument and {"batch_size", BATCH_SIZE} & candidate.keys():
         raise SettingsError(NO_BATCH_ARGUMENT)
+    names_parts = any(name.partition(".")[0] == "parts" for name, value in candidate.items() if value is not None)
+    if not is_script and names_parts and str(candidate.get("scope")) != Scope.MODULAR:
+        raise SettingsError("a workload's parts go with scope=modular; with other scopes, parts are modules of a script")
     for what, reason in ONLY_FOR_SCRIPTS.items():
         name, _, only = what.partition("=")
         value = candidate.get(name)

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ _TEXT = (IDS, MASK, "token_type_ids", "position_ids", "global_attention_mask")
 """Arguments of one row for each text and one column for each token; a decoder's begin with `decoder_`."""
 _IGNORED = -100
 _OF_HEADS = ("attentions", "past_key_values")  # outputs whose second dimension is one of heads
+_POSITIONS = ("max_position_embeddings", "max_target_positions")  # of configurations: how long a text may be
 _ANSWERS = ("start_positions", "end_positions")
 """Arguments with which models of transformers look for an answer among all tokens, padding too, so that it changes the loss."""
 _OF_TOKENS = ("start_logits", "end_logits")  # outputs of one number for each token, unlike those of one row for each text
@@ -42,7 +44,8 @@ def why_not_padded(target: Target) -> str | None:
     """Returns why the calls of a module that the discovery saw cannot be padded; None if they can, and their lengths change."""
     changing = target.changing()
     texts = [name for name, dims in changing.items() if _last(name) == IDS and 1 in dims]
-    if not texts:
+    written = [name for name, dims in changing.items() if _last(name) == LABELS and 1 in dims]
+    if not texts and not (written and _has_decoder(target.module)):
         return f"pad_to_multiple_of pads {IDS} that change in length, and {target.name} is not called with any; leave it out"
     first = target.shapes[0]
     if any(len(first[name]) != 2 or first.get(f"{name.removesuffix(IDS)}{MASK}") != first[name] for name in texts):
@@ -54,6 +57,15 @@ def why_not_padded(target: Target) -> str | None:
         if (set(dims) - {0} and _last(name) not in known) or not {*dims} <= {0, 1}:
             return f"pad_to_multiple_of cannot pad {name} of {target.name}, which changes in shape too; leave it out"
     return None
+
+
+def _has_decoder(module: nn.Module) -> bool:
+    """Tells whether a module is a model of transformers whose decoder writes what the labels say."""
+    return getattr(next(_configs(module), None), "is_encoder_decoder", False) is True
+
+
+def _configs(module: nn.Module) -> Iterator[Any]:
+    return (config for part in module.modules() if (config := getattr(part, "config", None)) is not None)
 
 
 def _last(name: str) -> str:
@@ -116,10 +128,10 @@ class Padder:
 
     def __init__(self, module: nn.Module, multiple: int) -> None:
         self._multiple = multiple
-        configs = [config for part in module.modules() if (config := getattr(part, "config", None)) is not None]
-        self._has_decoder = bool(configs) and getattr(configs[0], "is_encoder_decoder", False) is True
+        configs = list(_configs(module))
+        self._has_decoder = _has_decoder(module)
         self._token = next(_numbers(configs, "pad_token_id"), 0)
-        self._most = min(_numbers(configs, "max_position_embeddings"), default=None)
+        self._most = min(chain(*(_numbers(configs, name) for name in _POSITIONS)), default=None)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names: list[str] = []
         with suppress(TypeError, ValueError):  # a forward in native code
@@ -180,18 +192,20 @@ class Padder:
         return value
 
     def _paddings(self, given: Mapping[Any, Any]) -> list[_Padding]:
-        """Returns what to pad: a text and, of a model with a decoder, the text that it learns to write."""
+        """Returns what to pad: a text and, of a model with a decoder, the text that it learns to write, perhaps alone."""
         ids, mask = given.get(IDS), given.get(MASK)
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or not isinstance(mask, Tensor) or mask.shape != ids.shape:
-            return []
         if any(given.get(name) is not None for name in _ANSWERS):
             return []
-        read = self._padding(given, IDS, (*_TEXT, *(() if self._has_decoder else (LABELS,))), is_written=False)
-        if not self._has_decoder:
-            return [read]
+        found: list[_Padding] = []
+        if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(mask, Tensor) and mask.shape == ids.shape:
+            found.append(self._padding(given, IDS, (*_TEXT, *(() if self._has_decoder else (LABELS,))), is_written=False))
+        elif ids is not None:
+            return []
         names = (LABELS, *(_DECODER + one for one in _TEXT))
         leader = next((name for name in names[:2] if _columns(name, given.get(name)) is not None), None)
-        return [read] if leader is None else [read, self._padding(given, leader, names, is_written=True)]
+        if self._has_decoder and leader is not None:
+            found.append(self._padding(given, leader, names, is_written=True))
+        return found
 
     def _padding(self, given: Mapping[Any, Any], leader: str, names: Sequence[str], *, is_written: bool) -> _Padding:
         length = given[leader].size(1)

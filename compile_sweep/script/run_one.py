@@ -95,14 +95,14 @@ class Reporter:
             found["gradient_check"] = None if session.gradient_check is None else asdict(session.gradient_check)
         self._write("outcome", found)
 
-    def error(self, error: BaseException) -> None:
-        """Writes the error of a run that ended without a result."""
+    def error(self, error: BaseException, spares: str | None = None) -> None:
+        """Writes the error of a run that ended without a result, and the setting that spares the module that raised it."""
         if not isinstance(error, ScriptError):
             print_from_script(error)
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         is_compilers = is_compiler_error(error)
         outcome = {"error_type": name, "error_text": str(error), "error_is_compilers": is_compilers, "error_at": place_of(error)}
-        self._write("outcome", outcome)
+        self._write("outcome", {**outcome, "error_spares": spares})
 
     def _tell(self, **news: Any) -> None:
         self._progress |= news
@@ -154,7 +154,7 @@ def main(assignment: Path) -> None:
             reporter.use = watch.enter_context(watch_caches(given))
         error = run_script(session, told["script"], job, Path(told["base"]))
     if error is not None:
-        reporter.error(error)
+        reporter.error(error, session_results.spares_culprit(session, error))
     leave()
 
 

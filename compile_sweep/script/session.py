@@ -51,7 +51,17 @@ from compile_sweep.script.apply import (
     set_global_state,
 )
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
-from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, is_of_the_loop, name_targets, shapes_of, size_of
+from compile_sweep.script.discover import (
+    MAX_STEPS,
+    Discovery,
+    Target,
+    Watch,
+    is_of_the_loop,
+    leave_out,
+    name_targets,
+    shapes_of,
+    size_of,
+)
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
@@ -90,7 +100,6 @@ TAKES_OVER_AFTER = 2
 """Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
 MAX_RESTARTS = 3  # maximum number of restarts of the timing because something compiled
-
 
 PATIENCE_S = 60.0
 """Seconds of compiling and warming up after which a run ends if something runs eagerly that should be compiled.
@@ -177,6 +186,8 @@ class Session:
         self._inner: dict[Target, Callable[..., Any]] = {}
         self._calls = CallRecorder()
         self._keeps_calls = self._has_looked = False
+        self.raised_in: Target | None = None
+        """The first module in whose call an exception was raised."""
         self._forward_seed = forward_seed
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
@@ -290,6 +301,7 @@ class Session:
         if self.kind is Kind.MEASURED:
             if self.settings.pad_to_multiple_of is not None:
                 self._refuse_padding()
+            leave_out(found.targets, self.settings.left_out)
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
@@ -351,12 +363,13 @@ class Session:
                 self._meet(target, shapes_of(*padded(args, kwargs)))
                 if counts:
                     self._look_at_settings()
-                    samples, tokens = size_of(args, kwargs)
-                    self._size[0] += samples
-                    self._size[1] += tokens
-            if self._keeps_calls and torch.is_grad_enabled() and not target.differentiated_twice:
-                return self._calls.call(target, inner, args, kwargs)
-            return inner(*args, **kwargs)
+                    self._size = [total + more for total, more in zip(self._size, size_of(args, kwargs), strict=True)]
+            keeps = self._keeps_calls and torch.is_grad_enabled() and not target.stays_eager
+            try:
+                return self._calls.call(target, inner, args, kwargs) if keeps else inner(*args, **kwargs)
+            except Exception:
+                self.raised_in = self.raised_in or target
+                raise
 
         return call
 

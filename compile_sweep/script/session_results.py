@@ -1,10 +1,12 @@
 """Converts what a session found to the figures of a record and to sentences for a person."""
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,9 +15,11 @@ from compile_sweep.contract.inspect_model import facts_of_blocks, has_attention,
 from compile_sweep.harness import memory, steady
 from compile_sweep.schema.choices import SdpaKernel
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
+from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
-from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply import has_fused
+from compile_sweep.script.discover import Target
 from compile_sweep.script.padding import why_not_padded
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
@@ -250,3 +254,28 @@ def _count(number: int) -> str:
 def _stream(session: Session) -> Stream:
     assert session.stream is not None
     return session.stream
+
+
+def spares_culprit(session: Session, error: BaseException) -> str | None:
+    """Returns the setting that leaves the module eager whose compiled code raised an error; None if it is unknown, or alone."""
+    compiled = [] if session.settings.scope is Scope.EAGER else session.found.compiled
+    culprit = session.raised_in or _changed_in_place(compiled, str(error))
+    return left_out(culprit.name) if len(compiled) > 1 and culprit in compiled else None
+
+
+def _changed_in_place(targets: Iterable[Target], error: str) -> Target | None:
+    """Returns the target that holds the tensor of which autograd says that it was changed in place; None if not exactly one does.
+
+    The error of a backward pass names no module, but the shape and version of the tensor, such as a buffer of `spectral_norm`.
+    """
+    told = re.search(r"modified by an inplace operation: \[[\w.]+ \[([\d, ]*)\]\].*? is at version (\d+)", error)
+    if told is None:
+        return None
+    shape, version = tuple(int(size) for size in told[1].split(",") if size.strip()), int(told[2])
+    held = [
+        target
+        for target in targets
+        for one in chain(target.module.buffers(), target.module.parameters())
+        if tuple(one.shape) == shape and one._version == version
+    ]
+    return held[0] if len(set(held)) == 1 else None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compile_sweep.child_process import kill_session
-from compile_sweep.schema.causes.errors import advice_on_error
+from compile_sweep.schema.causes.errors import LEAVE_EAGER, advice_on_error
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
@@ -66,13 +66,20 @@ class RunFailed(Exception):
     Args:
         error_type: Dotted name of the exception's class; None if the process ended without one.
         output: The last lines that the script printed, unless they are in a log or do not matter.
+        spares: The setting that leaves the module eager whose compiled code raised the exception, if others are compiled, too.
     """
 
     def __init__(
-        self, error_type: str | None, text: str, from_compiler: bool = False, output: Sequence[str] = (), at: str = ""
+        self,
+        error_type: str | None,
+        text: str,
+        from_compiler: bool = False,
+        output: Sequence[str] = (),
+        at: str = "",
+        spares: str | None = None,
     ) -> None:
-        super().__init__(error_type, text, from_compiler, output, at)
-        self.error_type, self.text, self.from_compiler, self.at = error_type, text, from_compiler, at
+        super().__init__(error_type, text, from_compiler, output, at, spares)
+        self.error_type, self.text, self.from_compiler, self.at, self.spares = error_type, text, from_compiler, at, spares
         self.output = output if error_type is None or not self._is_ours or SEE_OUTPUT in text else ()
 
     def __str__(self) -> str:
@@ -96,7 +103,8 @@ class RunFailed(Exception):
         if not self.from_compiler:
             said = f"the script raised {name}{f' at {self.at}' if self.at else ''}"
             return f"{said}: {self.text}" if self.text else said
-        advice = advice_on_error(self.text)
+        spared = self.spares and f"{LEAVE_EAGER} {self.spares}"
+        advice = "; or ".join(filter(None, (advice_on_error(self.text), spared)))
         return f"the compiler raised {name}: {self.text}{f'; {advice}' if advice else ''}"
 
 
@@ -263,7 +271,7 @@ class ScriptTrial:
         outcome: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
         if "error_type" in outcome:
             error = (outcome["error_type"], outcome["error_text"], outcome["error_is_compilers"])
-            raise RunFailed(*error, output, outcome["error_at"])
+            raise RunFailed(*error, output, outcome["error_at"], outcome["error_spares"])
         shutil.rmtree(base, ignore_errors=True)
         return outcome
 

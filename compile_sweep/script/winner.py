@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import MethodType
@@ -34,7 +34,7 @@ from compile_sweep.script.apply import (
     process_wide,
     set_global_state,
 )
-from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, name_targets, unwrapped
+from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, leave_out, name_targets, unwrapped
 from compile_sweep.script.job import ScriptError, check_settings
 from compile_sweep.script.session import current
 
@@ -156,9 +156,13 @@ def apply(
     if chosen.needs_blocks and not target.blocks:
         warnings.warn(f"{target.name} has no repeated blocks for {chosen.label!r}, and runs eagerly", stacklevel=2)
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
+    of_script = replace(target)
+    name_targets([of_script], vars(sys.modules["__main__"]))
+    target.is_left_out = any(map(of_script.is_called, chosen.left_out))
     waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
     apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward, optimizers=optimizers)
-    names = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
+    compiled = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
+    names = [] if target.is_left_out else compiled
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
 
 
@@ -242,6 +246,7 @@ class Applier:
         name_targets(found.targets, vars(sys.modules["__main__"]))
         set_global_state(self.settings)
         try:
+            leave_out(found.targets, self.settings.left_out)
             apply_to_modules(
                 self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
             )

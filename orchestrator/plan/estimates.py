@@ -17,9 +17,9 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 _OVERHEAD_S = 20.0
 """Seconds for worker start, model, steady state and check, before any trial has shown how long they take."""
 
-_GRAPH_S = 60.0
-"""Seconds of a cold compile of one graph of the captioning model, `base` on an H200 (docs/results.md); `tiny` on two CPU cores is
-similar.
+_GRAPH_S = 40.0
+"""Seconds of a cold compile of a whole model for one shape: median of 13 models on H200s and H100s, from 23 (GPT-2) to 82 (a
+U-Net), of the sweeps in docs/results.
 """
 
 _GRAPH_BY_WEIGHTS_S = (4.0, 0.8)
@@ -39,9 +39,9 @@ _SYMBOLIC_FACTOR = 2.0
 dynamic=mark for a script, all of whose changing dimensions are marked: a whole T5-base took 155 s.
 """
 
-_OPTIMIZER_S = 40.0
-"""Seconds of a compiled optimizer, one graph over all parameters: 64 s more than a fused one on an H200
-(docs/results/h200-captioning).
+_OPTIMIZER_S = 30.0
+"""Seconds of a compiled optimizer, one graph over all parameters: median of eight models there, from 9 to 72 more than a fused
+one.
 """
 
 _OPTIMIZER_BY_WEIGHTS_S = (3.0, 0.2)
@@ -153,8 +153,9 @@ def _cost_of_graphs(settings: CompileSettings, facts: WorkloadFacts) -> float:
     if settings.dynamic is Dynamic.AUTO and facts.batches_change is False:
         return 1.0
     if facts.batches_change:
-        # First `auto` compiles a graph for one shape, which fits most batches if they are padded.
-        return _SYMBOLIC_FACTOR + (settings.dynamic is Dynamic.AUTO and settings.pad_to_multiple_of is None)
+        if settings.dynamic is Dynamic.AUTO and settings.pad_to_multiple_of is not None:
+            return 1.0  # the first graph, for one shape, fits most batches
+        return _SYMBOLIC_FACTOR + (settings.dynamic is Dynamic.AUTO)
     graphs = settings.num_graphs(facts.max_length, facts.min_length)
     symbolic = _SYMBOLIC_FACTOR if settings.dynamic is Dynamic.TRUE else 1.0
     # Graphs of the same code share kernels and the compiler's analysis: three buckets took 24.0 s where one length took 11.5.

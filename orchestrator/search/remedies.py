@@ -7,6 +7,7 @@ from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.objectives import Record
 from compile_sweep.schema.outcome import Label
+from compile_sweep.schema.part_settings import left_out_in
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 
@@ -22,7 +23,8 @@ class Retry(NamedTuple):
 class Remedies:
     """Settings to try again with what the advice on their trials names, each remedy once, and the remedies that helped.
 
-    Once a remedy has helped, all later settings of the same scope get it, because they would fail for the same reason.
+    Once a remedy has helped, all later settings of the same scope get it, because they would fail for the same reason. One that
+    leaves a module eager is for all scopes.
     """
 
     def __init__(self, settings: Sequence[CompileSettings]) -> None:
@@ -72,7 +74,8 @@ class Remedies:
 
     def _keep(self, helpful: Retry) -> None:
         """Gives all settings of a scope the remedy that helped one; a resumed search then knows their records, too."""
-        of_scope = (setting for setting in self._settings if setting.scope is helpful.tried.scope)
+        scopes = {helpful.tried.scope} if left_out_in(helpful.remedy) is None else {*Scope} - {Scope.EAGER}
+        of_scope = (setting for setting in self._settings if setting.scope in scopes)
         retries = (self._retry(setting, helpful.remedy) for setting in of_scope)
         self._kept |= {retry.tried.key: retry.amended for retry in retries if retry is not None}
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers as tf
 
-from compile_sweep.script.padding import Padder, change_of_outputs
+from compile_sweep.script.discover import Target
+from compile_sweep.script.padding import Padder, change_of_outputs, why_not_padded
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}
 OF_BART = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -36,7 +37,25 @@ MODELS: dict[str, Any] = {
         d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=64, decoder_start_token_id=0
     ),
     "CLIPModel": tf.CLIPConfig(text_config=TEXT, vision_config=PICTURES, projection_dim=8),
+    "WhisperForConditionalGeneration": tf.WhisperConfig(
+        **OF_BART, encoder_ffn_dim=32, decoder_ffn_dim=32, max_source_positions=20, vocab_size=64, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+    ),
+    "VisionEncoderDecoderModel": tf.VisionEncoderDecoderConfig(
+        encoder=tf.ViTConfig(**PICTURES).to_dict(),
+        decoder=tf.TrOCRConfig(
+            d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=32, vocab_size=64,
+            cross_attention_hidden_size=16,
+        ).to_dict(),
+        pad_token_id=0,
+        decoder_start_token_id=2,
+    ),
+}  # fmt: skip
+WRITES_ALONE = {
+    "WhisperForConditionalGeneration": ("input_features", (4, 80, 40)),
+    "VisionEncoderDecoderModel": ("pixel_values", (4, 3, 16, 16)),
 }
+"""Models that read no text, with what they read."""
 
 
 def batch_for(name: str, config: Any) -> dict[str, torch.Tensor]:
@@ -45,6 +64,11 @@ def batch_for(name: str, config: Any) -> dict[str, torch.Tensor]:
     def drawn(columns: int, least: int = 3, most: int = 60) -> torch.Tensor:
         return torch.randint(least, most, (4, columns), generator=generator)
 
+    labels = drawn(WRITTEN)
+    labels[2, 5:] = -100
+    if name in WRITES_ALONE:
+        read, shape = WRITES_ALONE[name]
+        return {read: torch.randn(shape, generator=generator), "labels": labels}
     padding = config.pad_token_id if isinstance(getattr(config, "pad_token_id", None), int) else 0
     ids = drawn(LENGTH).masked_fill(MASK == 0, padding)
     batch = {"input_ids": ids, "attention_mask": MASK}
@@ -52,12 +76,9 @@ def batch_for(name: str, config: Any) -> dict[str, torch.Tensor]:
         return {**batch, "pixel_values": torch.randn(4, 3, 16, 16, generator=generator), "return_loss": torch.tensor(True)}
     if "SequenceClassification" in name:
         labels = torch.tensor([0, 1, 2, 0])
-    elif "ConditionalGeneration" in name:
-        labels = drawn(WRITTEN)
-        labels[2, 5:] = -100
     elif "PreTraining" in name:
         labels = drawn(LENGTH, 0, 2)
-    else:
+    elif "ConditionalGeneration" not in name:
         labels = (drawn(LENGTH, 0, 3) if "Token" in name else ids).masked_fill(MASK == 0, -100)
     return {**batch, "labels": labels}
 
@@ -83,6 +104,23 @@ def test_a_model_computes_the_same_for_texts_that_are_padded_further(name: str) 
     for part, output in plain.items():
         if isinstance(output, torch.Tensor):
             assert outputs[part].shape == output.shape, part
+
+
+@pytest.mark.parametrize("name", WRITES_ALONE)
+def test_a_text_that_is_only_written_is_padded_up_to_the_decoders_positions(name: str) -> None:
+    model = getattr(tf, name)(MODELS[name])
+    read, shape = WRITES_ALONE[name]
+    shapes: list[dict[str, tuple[int, ...]]] = [{read: shape, "labels": (4, columns)} for columns in (9, 12)]
+    assert why_not_padded(Target(called=model, module=model, name="model", shapes=shapes)) is None
+    labels = batch_for(name, MODELS[name])["labels"]
+    assert (labels == -100).any()
+    pads = Padder(model, 10_000)
+    most = MODELS[name].max_target_positions if "Whisper" in name else model.config.decoder.max_position_embeddings
+    assert pads.without_values((), {"labels": labels})[1]["labels"].shape == (4, most)
+    no_decoder = tf.BertForTokenClassification(tf.BertConfig(**SMALL))
+    refused = why_not_padded(Target(called=no_decoder, module=no_decoder, name="model", shapes=shapes))
+    assert refused is not None
+    assert "not called with any" in refused
 
 
 def test_a_model_that_looks_for_answers_among_all_tokens_is_not_padded() -> None:

@@ -133,6 +133,8 @@ def parse_graph_break(message: str, inside: str | None = None) -> GraphBreak:
     breaks_at = users if is_torch_internal(seen.path) else seen
     if is_package(breaks_at.path) and (library := module_path(breaks_at.path).partition("/")[0]) != "torch":
         lines.append(f"library: {library}")
+        if breaks_at is not users and (theirs := next((one.code for one in stack if one.place == seen.place and one.code), "")):
+            lines.append(f"its code: {theirs}")
     return GraphBreak((f"{seen.path}:{seen.line}", what), _joined([*lines, *advice]))
 
 

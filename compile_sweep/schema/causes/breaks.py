@@ -21,6 +21,7 @@ class Cause:
     headline: str = ""  # pattern of torch's headline of a graph break
     explanation: str = ""  # pattern of the explanation below torch's headline
     inside: str = ""  # pattern of the place in torch or another library that the user's line led to, or of the break's own
+    code: str = ""  # pattern of the line, if it is a library's
     needs_all: bool = False  # whether all of a break's patterns must match, not just one
     guard: str = ""  # pattern of a failed guard, matched from its beginning
     error: str = ""  # pattern of an error's text
@@ -134,6 +135,13 @@ BREAKS = (
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
         r"|failed with aten\._local_scalar_dense",
+    ),
+    Cause(
+        "layers left out at random",
+        "LayerDrop draws a number for each layer and branches on it: set layerdrop, encoder_layerdrop and decoder_layerdrop to 0 "
+        "in the model's configuration, and if they are 0 already, update transformers (5.17 branches all the same, 5.23 does "
+        "not); scope=regional compiles the layers either way",
+        code=r"\blayerdrop\b",
     ),
     Cause(
         "data-dependent branch",
@@ -454,20 +462,24 @@ _FSDP2S = (
 )
 
 
+_MATCHED = ("headline", "explanation", "inside", "code")  # fields of `Cause` with patterns of a break
+
+
 def cause_of_break(text: str) -> Cause | None:
     """Returns the cause of a graph break as records hold it: `place: headline`, then lines that start with their kind."""
     head, *rest = text.splitlines()
     said = {
         kind: line.strip()
         for line in reversed(rest)
-        for kind in ("explanation", "inside")
+        for kind in ("explanation", "inside", "code", "library", "its code")
         if line.strip().startswith(f"{kind}: ")
     }
     place, _, headline = head.partition(": ")
     said["headline"] = headline or head
     said.setdefault("inside", place)
+    said["code"] = said.get("its code") or (said.get("code", "") if "library" in said and "inside: " not in text else "")
     for cause in BREAKS:
-        patterns = [(kind, pattern) for kind in ("headline", "explanation", "inside") if (pattern := getattr(cause, kind))]
+        patterns = [(kind, pattern) for kind in _MATCHED if (pattern := getattr(cause, kind))]
         if (all if cause.needs_all else any)(re.search(pattern, said.get(kind, "")) for kind, pattern in patterns):
             return cause
     return None

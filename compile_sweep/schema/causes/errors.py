@@ -13,6 +13,9 @@ WRONG_FAKE = "incorrect fake (aka meta) kernel"
 SECOND_BACKWARD = "Trying to backward through the graph a second time"
 """In the error of a step that goes back through an earlier one, which eager raises, too."""
 
+LEAVE_EAGER = "leave the module that raised it eager:"
+"""Comes before a setting that does so, where others of a script's modules can be compiled."""
+
 REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
 
 CHANGED_IN_PLACE = Cause(

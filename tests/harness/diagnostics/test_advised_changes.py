@@ -355,3 +355,32 @@ def test_a_factor_that_inductors_rewrites_lose_is_kept_without_them() -> None:
     right = average + 0.01 * (x.t() @ chosen)
     assert not torch.allclose(updated(), right, atol=1e-3)
     torch.testing.assert_close(updated(pattern_matcher=False), right)
+
+
+def test_layers_left_out_at_random_are_told_and_mended_by_the_advice() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    def trained_once(layerdrop: float) -> Diagnostics:
+        sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+        config = BartConfig(
+            **sizes, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=32, use_cache=False, encoder_layerdrop=layerdrop
+        )
+        torch.manual_seed(0)
+        model = BartForConditionalGeneration(config).train()
+        ids = torch.randint(3, 32, (2, 6))
+        torch.compiler.reset()
+        with capture_diagnostics() as found:
+            torch.compile(model, backend="aot_eager", dynamic=False)(input_ids=ids, labels=ids).loss.backward()
+        return found
+
+    broken = trained_once(0.5)
+    assert broken.fallbacks
+    branches = [breaks.advice_on_break(text) or "" for text in broken.graph_break_reasons if "Data-dependent branching" in text]
+    assert branches
+    assert all("LayerDrop draws a number for each layer" in advice for advice in branches)
+    own = "train.py:3 in forward: Data-dependent branching\n  code: if torch.rand(()) < self.layerdrop:"
+    assert "torch.where(condition, a, b)" in (breaks.advice_on_break(own) or ""), "words of the user's line decide nothing"
+    in_library = f"{own}\n  library: transformers".replace("train.py", "transformers/models/whisper/modeling_whisper.py")
+    assert "LayerDrop" in (breaks.advice_on_break(in_library) or "")
+    mended = trained_once(0.0)
+    assert (mended.graph_break_reasons, mended.fallbacks, mended.graphs) == ([], [], 1)

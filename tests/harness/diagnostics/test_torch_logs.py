@@ -125,6 +125,7 @@ def test_a_break_inside_a_library_names_the_models_line_and_the_librarys() -> No
         "  code: return self.decoder(x)",
         "  inside: transformers/models/gpt2/modeling_gpt2.py:300",
         "  library: transformers",
+        "  its code: cache.update(x)",
         "  explanation: Dynamo does not know this.",
         "  hint: Avoid it.",
     ]

@@ -110,8 +110,8 @@ def test_an_estimate_takes_no_more_trials_at_once_than_there_are() -> None:
         show_plan(Console(file=out, width=200), config, WorkloadFacts(max_length=32), [])
         return out.getvalue().partition("estimate: ")[2].partition(",")[0]
 
-    assert minutes(1) == "1.7 min"
-    assert minutes(2) == minutes(8) == minutes(MOST_AT_ONCE) == "0.8 min"
+    assert minutes(1) == "1.4 min"
+    assert minutes(2) == minutes(8) == minutes(MOST_AT_ONCE) == "0.7 min"
 
 
 def test_a_plan_counts_the_unchanged_script_at_the_end_once_more() -> None:
