@@ -264,18 +264,20 @@ def spares_culprit(session: Session, error: BaseException) -> str | None:
 
 
 def _changed_in_place(targets: Iterable[Target], error: str) -> Target | None:
-    """Returns the target that holds the tensor of which autograd says that it was changed in place; None if not exactly one does.
+    """Returns the target that holds the tensor of which autograd says that it was changed in place; None if that is not certain.
 
-    The error of a backward pass names no module, but the shape and version of the tensor, such as a buffer of `spectral_norm`.
+    The error of a backward pass names no module, but the shape and version of the tensor, such as a buffer of `spectral_norm`
+    that a second call has changed. Of several targets with such a tensor, it is the one that is called most often.
     """
     told = re.search(r"modified by an inplace operation: \[[\w.]+ \[([\d, ]*)\]\].*? is at version (\d+)", error)
     if told is None:
         return None
     shape, version = tuple(int(size) for size in told[1].split(",") if size.strip()), int(told[2])
-    held = [
-        target
+    held = {
+        target: target.calls
         for target in targets
         for one in chain(target.module.buffers(), target.module.parameters())
         if tuple(one.shape) == shape and one._version == version
-    ]
-    return held[0] if len(set(held)) == 1 else None
+    }
+    likely = [target for target, calls in held.items() if calls == max(held.values())]
+    return likely[0] if len(likely) == 1 else None

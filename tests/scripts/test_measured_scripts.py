@@ -167,6 +167,46 @@ def test_both_models_of_a_gan_are_compiled(run: Run) -> None:
     assert session_results.measurement(session).graphs >= 2
 
 
+def test_a_module_that_is_left_out_stays_eager(run: Run) -> None:
+    session, error = run("gan.py", f"{AOT},parts.netD.compile=off")
+    assert error is session.error is None
+    assert [target.name for target in session.found.compiled] == ["netG"]
+    figures = session_results.measurement(session)
+    assert (figures.graphs, figures.fallbacks) == (1, [])
+    assert "netG (Generator). Before" in session_results.source(session)
+    for names, told in ((("net",), "trains no module called net; parts may name netD, netG"), (("netD", "netG"), "all modules")):
+        parts = ",".join(f"parts.{name}.compile=off" for name in names)
+        session, error = run("gan.py", f"{AOT},{parts}")
+        assert error is None
+        assert told in str(session.error)
+
+
+NORMED = "nn.Conv2d(1, 3, 1), nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 16, 1)), nn.AvgPool2d(2)"
+RAISING = "def raise_if_compiled():\n    if torch.compiler.is_compiling():\n        raise ArithmeticError\n\n\n"
+
+
+@pytest.mark.parametrize("why", ["spectral norm", "raises"])
+def test_an_error_of_compiled_code_names_the_module_to_leave_out(run: Run, folder: Path, why: str) -> None:
+    """With this spectral norm, Inductor's code reads a buffer in the backward that the next call of the forward has changed."""
+    text = (folder / "gan.py").read_text()
+    if why == "spectral norm":
+        text = text.replace("nn.Conv2d(1, 16, 4, 2, 1, bias=False)", NORMED).replace("        errD_real.backward()\n", "")
+        text = text.replace("errD_fake.backward()", "(errD_real + errD_fake).backward()")
+        text = text.replace("label.fill_(0.0)", "label = 0 * label")
+    else:
+        text = text.replace("return self.main(input).view(-1)", "raise_if_compiled()\n        return self.main(input).view(-1)")
+        text = text.replace("class Generator", f"{RAISING}class Generator")
+    (folder / "fails.py").write_text(text)
+    settings = "scope=full,dynamic=auto" if why == "spectral norm" else f"{AOT},fullgraph=on"
+    session, error = run("fails.py", settings)
+    assert isinstance(error, Exception)
+    assert session.error is None
+    spared = session_results.spares_culprit(session, error)
+    assert spared == "parts.netD.compile=off"
+    session, error = run("fails.py", f"{settings},{spared}")
+    assert error is session.error is None
+
+
 def test_a_forward_that_draws_is_seen_and_data_stay_the_same_whatever_it_draws(run: Run) -> None:
     losses = []
     for settings, kind in ((AOT, Kind.MEASURED), ("scope=eager", Kind.EAGER)):

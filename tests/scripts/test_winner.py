@@ -190,6 +190,16 @@ def test_by_hand_a_model_is_compiled_in_place_and_its_copies_are_not() -> None:
     assert model(x).any()
 
 
+def test_by_hand_a_module_that_settings_leave_out_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    critic, actor = Net(), Net()
+    monkeypatch.setattr(sys.modules["__main__"], "critic", critic, raising=False)
+    settings = "scope=full,dynamic=auto,backend=aot_eager,parts.critic.compile=off"
+    assert compile_sweep.apply(critic, None, settings).modules == ()
+    assert vars(critic).get("_compiled_call_impl") is None
+    assert compile_sweep.apply(actor, None, settings).modules == ("Net",)
+    assert vars(actor)["_compiled_call_impl"] is not None
+
+
 @pytest.mark.parametrize("compiles_itself", [False, True])
 def test_evaluations_are_compiled_only_if_the_script_compiles_its_model(compiles_itself: bool) -> None:
     torch._dynamo.reset()

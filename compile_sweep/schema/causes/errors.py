@@ -21,7 +21,8 @@ REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of
 CHANGED_IN_PLACE = Cause(
     "changed in place before the backward",
     "the backward needs a tensor that is changed in place, and in compiled code it may need others than in eager: assign a new "
-    "tensor in place of x.mul_() or x.copy_(), or change it after the backward",
+    "tensor in place of x.mul_() or x.copy_(), or change it after the backward; where a module with spectral_norm is called "
+    "twice, go back after each call, or call it once with both batches",
     error=r"needed for gradient computation has been modified by an inplace operation",
 )
 

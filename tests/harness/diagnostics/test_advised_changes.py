@@ -384,3 +384,15 @@ def test_layers_left_out_at_random_are_told_and_mended_by_the_advice() -> None:
     assert "LayerDrop" in (breaks.advice_on_break(in_library) or "")
     mended = trained_once(0.0)
     assert (mended.graph_break_reasons, mended.fallbacks, mended.graphs) == ([], [], 1)
+
+
+def test_a_module_with_a_spectral_norm_that_is_called_twice_is_mended_by_going_back_after_each_call() -> None:
+    torch.compiler.reset()
+    module = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 1)), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    compiled, images = torch.compile(module, dynamic=False), torch.randn(2, 4, 3, 8, 8)
+    for _ in range(3):
+        for batch in images:
+            compiled(batch).sum().backward()
+    with pytest.raises(RuntimeError) as raised:
+        (compiled(images[0]).sum() + compiled(images[1]).sum()).backward()
+    assert "go back after each call" in (errors.advice_on_error(str(raised.value)) or "")

@@ -145,6 +145,18 @@ def test_a_compiler_error_is_mended_if_the_next_one_is_another(is_mended: bool) 
     assert [REMEDY in key for key in of_full[1:]] == [True] + [is_mended] * (len(of_full) - 2)
 
 
+def test_a_module_that_cannot_be_compiled_is_left_eager_in_all_scopes() -> None:
+    spared = "parts.critic.compile=off"
+    failure = {"label": "compile-error", "reason": f"RuntimeError: changed (in phase warming-up); leave it eager: {spared}"}
+    search, steps = new_search(), []
+    while (step := search.next_step()) is not None:
+        steps.append(step)
+        search.tell(row(step.setting, failure, mends=False, scopes=() if spared in step.setting.key else ("full", "regional")))
+    compiled = [step.setting.key for step in steps if step.setting.scope != "eager"]
+    assert {CompileSettings.parse(key).scope for key in compiled} == {"full", "regional"}
+    assert [spared in key for key in compiled] == [False] + [True] * (len(compiled) - 1)
+
+
 def test_what_a_trial_advises_is_read_from_what_was_found() -> None:
     counter = "Net.forward (net.py:6) hit recompile_limit 8: self.calls == 10 # self.calls += 1 # net.py:7 in forward"
     assert remedy_of({"recompile_limit_hits": [counter]}) == "dynamo.allow_unspec_int_on_nn_module=on"
@@ -152,6 +164,9 @@ def test_what_a_trial_advises_is_read_from_what_was_found() -> None:
     rows = "net.py:3 in f: Dynamic shape operator"
     assert remedy_of({"graph_break_reasons": ["net.py:2 in f: print", rows]}) == "dynamo.capture_dynamic_output_shape_ops=on"
     assert remedy_of({"label": "diverges", "numerics": NUMERICS}) == REMEDY
+    in_place = "modified by an inplace operation; or leave the module that raised it eager: parts.agent.critic.compile=off"
+    assert remedy_of({"label": "compile-error", "reason": in_place}) == "parts.agent.critic.compile=off"
+    assert remedy_of({"label": "compile-error", "reason": f"{PERMUTATION}; or {in_place}"}) == REMEDY
     assert remedy_of({"label": "out-of-memory", "reason": "the device ran out of memory"}) is None
 
 
