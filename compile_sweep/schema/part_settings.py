@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from compile_sweep.schema.choices import WITHOUT_CUDAGRAPHS, Dynamic, Mode
+from compile_sweep.schema.choices import WITHOUT_CUDAGRAPHS, Dynamic, Mode, Scope
 from compile_sweep.schema.ddp_settings import DdpSettings
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.setting_text import as_mapping, check_name, given_fields, parse_choice, parse_switch, suggest, truncate
@@ -31,8 +31,13 @@ class PartSettings:
             raise SettingsError("a part with compile=off is not compiled; leave out its mode and dynamic")
         _refuse_symbolic_graphs("", self.mode, self.dynamic)
 
-    def check_against_whole(self, name: str, mode: Mode | None, dynamic: Dynamic | None) -> None:
+    def check_against_whole(self, name: str, scope: Scope, mode: Mode | None, dynamic: Dynamic | None) -> None:
         """Refuses a part that contradicts the settings of the whole, from which it takes what it leaves out."""
+        if scope is not Scope.MODULAR and self.compile is not False:
+            raise SettingsError(
+                f"parts act only with scope=modular, not scope={scope}; leave them out, except for a script's module with "
+                "compile=off"
+            )
         if self.compile is not False:
             _refuse_symbolic_graphs(f"parts.{name}: ", self.mode or mode, self.dynamic or dynamic)
 

@@ -171,9 +171,7 @@ class CompileSettings:
     shape_padding: bool | None = _setting(parse_switch, compiles=True, inductor_option="shape_padding", in_label=True)
     """Let Inductor pad matrix sizes to multiples that the hardware prefers. None leaves it to torch."""
 
-    parts: tuple[tuple[str, PartSettings], ...] | None = _setting(
-        lambda name, value: parse_parts(value), compiles=True, inductor=True
-    )
+    parts: tuple[tuple[str, PartSettings], ...] | None = _setting(lambda name, value: parse_parts(value), compiles=True)
     """With scope=modular: parts that have their own mode or dynamic strategy, by name. The others take the fields above.
     With other scopes: modules of a script that stay eager."""
 
@@ -298,13 +296,8 @@ class CompileSettings:
                 raise SettingsError(f"stance finds out which sizes change, so it goes with dynamic=auto, not {self.dynamic}")
             if self.unbacked and not self.marks:
                 raise SettingsError(f"unbacked is how dynamic=mark marks lengths, not dynamic={self.dynamic}; leave it out")
-            if self.parts is not None and self.scope is not Scope.MODULAR and not self._only_leaves_out:
-                raise SettingsError(
-                    f"parts act only with scope=modular, not scope={self.scope}; leave them out, except for compile=off of a "
-                    "script's module"
-                )
             for name, part in self.parts or ():
-                part.check_against_whole(name, self.mode, self.dynamic)
+                part.check_against_whole(name, self.scope, self.mode, self.dynamic)
         self._settle_padding()
         self._check_bounds()
         if self.ddp is not None:
@@ -523,10 +516,6 @@ class CompileSettings:
         """Names of parts that stay eager."""
         return tuple(name for name, part in self.parts or () if part.compile is False)
 
-    @property
-    def _only_leaves_out(self) -> bool:
-        return len(self.left_out) == len(self.parts or ())
-
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # frozen after construction
 
@@ -558,12 +547,10 @@ class CompileSettings:
             return
         for declared in _DECLARED:
             name = declared.name
-            if (
-                declared.metadata["inductor"]
-                and getattr(self, name) is not None
-                and not (name == "parts" and self._only_leaves_out)
-            ):
+            if declared.metadata["inductor"] and getattr(self, name) is not None:
                 raise SettingsError(f"{name} belongs to Inductor, and backend={self.backend} has none; leave {name} out")
+        if any(part.mode for _, part in self.parts or ()):
+            raise SettingsError(f"a part's mode belongs to Inductor, and backend={self.backend} has none; leave it out")
         graphed = self.backend == "cudagraphs"
         if self.cudagraphs not in (None, graphed):
             uses = "always uses" if graphed else "cannot use"

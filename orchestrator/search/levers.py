@@ -105,8 +105,9 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tupl
     if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8:  # their own code may be at fault
         return None
     traced = (*_TRACED, "compile_loss") if failed.compile_loss else _TRACED  # the loss's code may be at fault
-    if label == Label.SILENT_FALLBACK:  # code that Dynamo cannot trace, whatever the lengths
-        return tuple(name for name in traced if name != "dynamic")
+    if label == Label.SILENT_FALLBACK:  # code that Dynamo cannot trace, whatever the lengths, and even less with a cache of keys
+        ignored = ("dynamic", "pad_to_multiple_of", *(["use_cache"] if failed.use_cache is False else []))
+        return tuple(name for name in traced if name not in ignored)
     if label == Label.RECOMPILE_LIMIT:
         return traced
     if label == Label.CUDAGRAPHS_SKIPPED or (label == Label.COMPILE_ERROR and GRAPHS_MEMORY in reason):

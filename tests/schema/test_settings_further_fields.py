@@ -83,6 +83,7 @@ def test_what_is_usual_anyway_is_the_same_setting(spelling: str, canonical: str)
         ("scope=eager,static_gradients=on", ["static_gradients", "nothing is"]),
         ("scope=eager,recompile_limit=9", ["recompile_limit"]),
         ("scope=full,parts.encoder.mode=default", ["parts", "scope=modular"]),
+        ("scope=modular,backend=aot_eager,parts.encoder.mode=default", ["a part's mode", "backend=aot_eager"]),
         ("scope=modular,parts.encoder.mood=default", ["parts.encoder.mood", "did you mean mode"]),
         ("scope=modular,parts.encoder=x", ["parts.encoder", "as in parts.encoder.mode"]),
         ("scope=modular,parts.encoder.compile=off,parts.encoder.mode=default", ["compile=off", "leave out its mode"]),

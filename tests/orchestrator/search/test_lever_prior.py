@@ -72,6 +72,14 @@ def test_what_failed_by_a_workloads_option_says_nothing_of_its_other_options() -
     assert "workload" in (fails_alike(failed, "silent-fallback", "hungarian runs eagerly") or ())
 
 
+@pytest.mark.parametrize("cache", ["", ",use_cache=off"])
+def test_what_cannot_be_traced_fails_whatever_the_lengths_and_with_a_cache_if_it_fails_without(cache: str) -> None:
+    failed = CompileSettings.parse(f"scope=full,dynamic=auto,pad_to_multiple_of=64{cache}")
+    shared = fails_alike(failed, "silent-fallback", "forward runs eagerly") or ()
+    assert not {"dynamic", "pad_to_multiple_of"} & set(shared)
+    assert ("use_cache" in shared) is not bool(cache)
+
+
 @pytest.mark.parametrize("loss", ["", ",compile_loss=on"])
 def test_what_failed_with_a_compiled_loss_says_nothing_of_settings_without_it(loss: str) -> None:
     failed = CompileSettings.parse(f"scope=full,dynamic=auto,optimizer=fused{loss}")
