@@ -186,8 +186,7 @@ class Session:
         self._inner: dict[Target, Callable[..., Any]] = {}
         self._calls = CallRecorder()
         self._keeps_calls = self._has_looked = False
-        self.raised_in: Target | None = None
-        """The first module in whose call an exception was raised."""
+        self.raised_in: tuple[BaseException, Target] | None = None  # what last left a module's call, and which
         self._forward_seed = forward_seed
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
@@ -367,8 +366,9 @@ class Session:
             keeps = self._keeps_calls and torch.is_grad_enabled() and not target.stays_eager
             try:
                 return self._calls.call(target, inner, args, kwargs) if keeps else inner(*args, **kwargs)
-            except Exception:
-                self.raised_in = self.raised_in or target
+            except Exception as error:
+                if self.raised_in is None or self.raised_in[0] is not error:
+                    self.raised_in = error, target
                 raise
 
         return call

@@ -259,7 +259,8 @@ def _stream(session: Session) -> Stream:
 def spares_culprit(session: Session, error: BaseException) -> str | None:
     """Returns the setting that leaves the module eager whose compiled code raised an error; None if it is unknown, or alone."""
     compiled = [] if session.settings.scope is Scope.EAGER else session.found.compiled
-    culprit = session.raised_in or _changed_in_place(compiled, str(error))
+    raised, target = session.raised_in or (None, None)
+    culprit = target if raised is error else _changed_in_place(compiled, str(error))
     return left_out(culprit.name) if len(compiled) > 1 and culprit in compiled else None
 
 
