@@ -86,8 +86,9 @@ def left_out(name: str) -> str | None:
 
 
 def left_out_in(text: str) -> str | None:
-    """Returns the first setting in a text that leaves a part eager; None if there is none."""
-    found = re.search(r"\bparts\.[\w.-]+\.compile=off(?!\S)", text)
+    """Returns the first setting in a text that leaves a part eager, or several joined by commas; None if there is none."""
+    one = r"parts\.[\w.-]+\.compile=off"
+    found = re.search(rf"\b{one}(,{one})*(?!\S)", text)
     return found[0] if found else None
 
 

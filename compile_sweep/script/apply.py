@@ -161,14 +161,15 @@ def apply_to_modules(
     """
     if settings.stance is not None:
         torch.compiler.set_stance(cast(Any, settings.stance))  # a literal's type is its own in some versions of torch
+    every = nn.ModuleList(target.module for target in targets)
     if settings.memory_format is not None:
+        refuse_memory_format(settings, every)
         for target in targets:
-            refuse_memory_format(settings, target.module)
             for module in (target.module, *_copies(target.module)):
                 cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
     if settings.float8 is not None:
+        refuse_float8(settings, every, targets[0].device)
         for target in targets:
-            refuse_float8(settings, target.module, target.device)
             use_float8(target.module, str(settings.float8))
     if settings.changes_blocks:
         for block in _blocks(settings, targets):

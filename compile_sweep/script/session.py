@@ -58,6 +58,7 @@ from compile_sweep.script.discover import (
     Watch,
     is_of_the_loop,
     leave_out,
+    leaving_out,
     name_targets,
     shapes_of,
     size_of,
@@ -195,8 +196,7 @@ class Session:
         """How often a module was called with tensors of these shapes."""
         self._stage: Callable[[list[Tensor]], None] = self._recording
         self._began = 0.0
-        self._compiles, self._compiled_at = 0, 0
-        self._compiled_in_pass = False
+        self._compiles, self._compiled_at, self._compiled_in_pass = 0, 0, False
         self._timed = -1
         self.is_over = False
         """Whether everything is found, or there is an error."""
@@ -562,8 +562,8 @@ class Session:
         elapsed_s = time.perf_counter() - self._began
         if self._clock is None or self.stream is not None or self.is_over or elapsed_s < PATIENCE_S:
             return
-        reason = reason_of_fallback(found.fallbacks, found.graph_break_reasons)
-        self._fail(FellBackError(f"{reason}; the trial ended after {elapsed_s:.0f} s of compiling and warming up"))
+        why = [reason_of_fallback(found.fallbacks, found.graph_break_reasons), *leaving_out(self.found.compiled, found.fallbacks)]
+        self._fail(FellBackError(f"{'; '.join(why)}; the trial ended after {elapsed_s:.0f} s of compiling and warming up"))
 
     def _fail(self, error: BaseException) -> None:
         self.error = error

@@ -19,7 +19,7 @@ from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply import has_fused
-from compile_sweep.script.discover import Target
+from compile_sweep.script.discover import Target, leaving_out
 from compile_sweep.script.padding import why_not_padded
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
@@ -237,6 +237,7 @@ def _findings(session: Session) -> Iterator[str]:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
+    yield from leaving_out(found.compiled, session.diagnostics.fallbacks)
 
 
 def _can_pad(session: Session) -> bool:

@@ -92,7 +92,7 @@ class RunFailed(Exception):
 
     @property
     def _is_ours(self) -> bool:
-        return self.fell_back or (self.error_type or "ScriptError").rpartition(".")[2] == "ScriptError"
+        return self.fell_back or (self.error_type or "ScriptError").rpartition(".")[2] in ("ScriptError", "SettingsError")
 
     @property
     def sentence(self) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.objectives import Record
-from compile_sweep.schema.outcome import Label
+from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.part_settings import left_out_in
 from compile_sweep.schema.settings import CompileSettings, Scope
 
@@ -60,12 +60,13 @@ class Remedies:
         if (retry := self._retries.get(str(record["settings_key"]))) is not None:
             self.begin(retry)
             fails_later = retry.label == record.get("label") == Label.COMPILE_ERROR and remedy_of(record) != retry.remedy
-            if (helps or fails_later) and self._kept.get(retry.tried.key) != retry.amended:
+            is_only_slow = retry.label is not None and record.get("status") == Status.STOPPED
+            if (helps or fails_later or is_only_slow) and self._kept.get(retry.tried.key) != retry.amended:
                 self._keep(retry)
             if is_usable:
                 return
-        remedy = remedy_of(record)
-        if remedy is None or remedy in self._tried or setting.scope is Scope.EAGER:
+        remedy = remedy_of(record, self._tried)
+        if remedy is None or setting.scope is Scope.EAGER:
             return
         self._tried.add(remedy)
         both = remedy if retry is None else f"{retry.remedy},{remedy}"

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.script import session_results
-from compile_sweep.script.session import Kind
+from compile_sweep.script.session import Kind, Session
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow
@@ -179,6 +180,54 @@ def test_a_module_that_is_left_out_stays_eager(run: Run) -> None:
         session, error = run("gan.py", f"{AOT},{parts}")
         assert error is None
         assert told in str(session.error)
+
+
+CAPTIONER = """
+import torch
+from torch import Tensor, nn
+
+torch.manual_seed(0)
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm, self.out = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 20)
+
+    def forward(self, features, captions):
+        return self.out(self.lstm(torch.cat((features[:, None], self.embed(captions)), 1))[0])
+
+
+encoder, decoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), Decoder()
+optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+for _ in range(3000):
+    captions = torch.randint(20, (4, 6))
+    scores = decoder(encoder(torch.randn(4, 3, 8, 8)), captions[:, :-1])
+    nn.functional.cross_entropy(scores.flatten(0, 1), captions.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_one_of_several_modules_cannot_have_is_no_obstacle_for_the_others(run: Run, folder: Path) -> None:
+    (folder / "captioner.py").write_text(CAPTIONER)
+    session, error = run("captioner.py", "scope=eager,memory_format=channels_last")
+    assert error is session.error is None
+    assert encoder_weight(session).is_contiguous(memory_format=torch.channels_last)
+    session, error = run("captioner.py", AOT)
+    assert error is session.error is None
+    figures = session_results.measurement(session)
+    record = {"label": "silent-fallback", "fallbacks": figures.fallbacks, "findings": session_results.findings(session)}
+    assert figures.fallbacks
+    spared = remedy_of(record)
+    assert spared == "parts.decoder.compile=off"
+    session, error = run("captioner.py", f"{AOT},{spared}")
+    assert error is session.error is None
+    assert session_results.measurement(session).fallbacks == []
+
+
+def encoder_weight(session: Session) -> Tensor:
+    return next(target for target in session.found.targets if target.name == "encoder").module.get_parameter("0.weight")
 
 
 NORMED = "nn.Conv2d(1, 3, 1), nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 16, 1)), nn.AvgPool2d(2)"
@@ -406,7 +455,7 @@ for step in range(3000):
 
 NET = """
 import torch
-from torch import nn
+from torch import Tensor, nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
 """Settings that the advice on a trial names and that are worth a trial of their own, as a key spells them."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from compile_sweep.schema.causes.breaks import cause_of_break
@@ -9,20 +9,27 @@ from compile_sweep.schema.causes.guards import cause_of_limit
 from compile_sweep.schema.part_settings import left_out_in
 
 
-def remedy_of(record: Mapping[str, Any]) -> str | None:
+def remedy_of(record: Mapping[str, Any], tried: Container[str] = ()) -> str | None:
     """Returns the settings to add, such as `inductor.pattern_matcher=off`; None if the advice names none that a trial can tell.
 
     Args:
         record: A trial's record, or the part of it that was measured.
+        tried: Remedies that are not asked for.
     """
-    if remedy := (record.get("numerics") or {}).get("remedy"):
-        return str(remedy)
-    breaks, otherwise = record.get("graph_break_reasons") or (), None
+    named = (record.get("numerics") or {}).get("remedy")
+    found = [str(named)] if named else _by_causes(record)
+    said = "\n".join([record.get("reason") or "", *(record.get("findings") or ())])
+    if record.get("label") in ("compile-error", "silent-fallback") and (spared := left_out_in(said)):
+        found.append(spared)
+    return next((remedy for remedy in found if remedy not in tried), None)
+
+
+def _by_causes(record: Mapping[str, Any]) -> list[str]:
+    breaks = record.get("graph_break_reasons") or ()
     if record.get("label") == "compile-error":
         causes = [cause_of_error(record.get("reason") or "")]
-        otherwise = left_out_in(record.get("reason") or "")
     elif hits := record.get("recompile_limit_hits"):
         causes = [cause_of_limit(hits[0], record.get("recompile_reasons") or (), breaks)[0]]
     else:
         causes = [cause_of_break(one) for one in breaks]
-    return next((cause.remedy for cause in causes if cause and cause.remedy), otherwise)
+    return [cause.remedy for cause in causes if cause and cause.remedy]

@@ -145,13 +145,19 @@ def test_a_compiler_error_is_mended_if_the_next_one_is_another(is_mended: bool) 
     assert [REMEDY in key for key in of_full[1:]] == [True] + [is_mended] * (len(of_full) - 2)
 
 
-def test_a_module_that_cannot_be_compiled_is_left_eager_in_all_scopes() -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_module_that_cannot_be_compiled_is_left_eager_in_all_scopes(is_slow: bool) -> None:
+    """Also where the first setting without it was stopped, because it is slower than another."""
     spared = "parts.critic.compile=off"
     failure = {"label": "compile-error", "reason": f"RuntimeError: changed (in phase warming-up); leave it eager: {spared}"}
     search, steps = new_search(), []
     while (step := search.next_step()) is not None:
         steps.append(step)
-        search.tell(row(step.setting, failure, mends=False, scopes=() if spared in step.setting.key else ("full", "regional")))
+        told = row(step.setting, failure, mends=False, scopes=() if spared in step.setting.key else ("full", "regional"))
+        stopped = (
+            {"status": "stopped", "label": "dominated", "samples_per_s": None} if is_slow and spared in step.setting.key else {}
+        )
+        search.tell({**told, **stopped})
     compiled = [step.setting.key for step in steps if step.setting.scope != "eager"]
     assert {CompileSettings.parse(key).scope for key in compiled} == {"full", "regional"}
     assert [spared in key for key in compiled] == [False] + [True] * (len(compiled) - 1)
