@@ -125,9 +125,7 @@ class WorkloadFacts:
 ANY_LENGTH = 2**20
 """Replaces the longest sequence, which a script does not name, so that no setting is refused for being longer."""
 
-SCRIPT_FACTS = WorkloadFacts(
-    max_length=ANY_LENGTH, parts=(), attentions=(), workload="ScriptWorkload", size="script", is_script=True
-)
+SCRIPT_FACTS = WorkloadFacts(max_length=ANY_LENGTH, attentions=(), workload="ScriptWorkload", size="script", is_script=True)
 """What a plan knows about any script."""
 
 

@@ -17,13 +17,7 @@ from enum import Enum, StrEnum
 from typing import Any, Self
 
 from compile_sweep.schema.causes.breaks import advice_on_fallback
-from compile_sweep.schema.causes.errors import (
-    LEAVE_EAGER,
-    MEMORY_ADVICE,
-    advice_on_cudagraph_skip,
-    advice_on_error,
-    advice_on_exception,
-)
+from compile_sweep.schema.causes.errors import MEMORY_ADVICE, advice_on_cudagraph_skip, advice_on_error, advice_on_exception
 from compile_sweep.schema.causes.guards import advice_on_limit
 from compile_sweep.schema.causes.places import place_in_own_code
 from compile_sweep.schema.part_settings import left_out_in
@@ -360,9 +354,7 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
     if not death.error_is_compilers:
         advice, label = advice_on_exception(death.error_text), Label.EXCEPTION
     else:
-        advice, label = advice_on_error(death.error_text), Label.COMPILE_ERROR
-        if spared := left_out_in(death.error_text):
-            advice = f"{advice}; or {LEAVE_EAGER} {spared}" if advice else f"{LEAVE_EAGER} {spared}"
+        advice, label = advice_on_error(death.error_text, left_out_in(death.error_text)), Label.COMPILE_ERROR
         lines = re.findall(r'File "([^"]+)", line (\d+), in ', death.error_text.partition("from user code:")[2])
         if place := place_in_own_code((path, int(line)) for path, line in lines):
             text += f", at {place}"

@@ -1,7 +1,7 @@
 """Settings of one part of a model with scope=modular: what differs from the settings of the whole."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -92,7 +92,7 @@ def left_out_in(text: str) -> str | None:
     return found[0] if found else None
 
 
-def settings_of_part(parts: tuple[tuple[str, PartSettings], ...] | None, module: str) -> PartSettings:
+def settings_of_part(parts: Sequence[tuple[str, PartSettings]] | None, module: str) -> PartSettings:
     """Returns the settings of a module that is a part, found by its dotted name or by the last component of it."""
     by_name = dict(parts or ())
     return by_name.get(module) or by_name.get(module.rpartition(".")[2]) or PartSettings()

@@ -511,11 +511,6 @@ class CompileSettings:
         if self.pad_multiple not in (None, DEFAULT_PAD_MULTIPLE):
             raise SettingsError(f"pad_multiple={self.pad_multiple} pads lengths, and {one_shape}; leave it out")
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Names of parts that stay eager."""
-        return tuple(name for name, part in self.parts or () if part.compile is False)
-
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # frozen after construction
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from compile_sweep.contract.inspect_model import repeated_blocks, tensors_in
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
-from compile_sweep.schema.part_settings import left_out
+from compile_sweep.schema.part_settings import PartSettings, left_out, settings_of_part
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 
@@ -90,10 +91,6 @@ class Target:
     def blocks(self) -> list[str]:
         """Dotted names of its repeated blocks."""
         return repeated_blocks(self.module)
-
-    def is_called(self, name: str) -> bool:
-        """Tells whether this is its name, or the last component of it."""
-        return name in (self.name, self.name.rpartition(".")[2])
 
     def changing(self) -> dict[str, tuple[int, ...]]:
         """Dimensions of its arguments that differed between calls."""
@@ -428,20 +425,18 @@ def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
         target.name = f"{name} {taken + 1}" if taken else name
 
 
-def leave_out(targets: list[Target], names: Iterable[str]) -> None:
+def leave_out(targets: list[Target], parts: Sequence[tuple[str, PartSettings]] | None) -> None:
     """Marks targets that settings leave eager; call it before anything is compiled.
 
     Raises:
-        ScriptError: There is no target of one of the names, or none is left to compile.
+        ScriptError: There is no target of a part's name, or none is left to compile.
     """
-    for name in names:
-        named = [target for target in targets if target.is_called(name)]
-        if not named:
-            raise ScriptError(
-                f"the script trains no module called {name}; parts may name {', '.join(target.name for target in targets)}"
-            )
-        for target in named:
-            target.is_left_out = True
+    known = {name for target in targets for name in (target.name, target.name.rpartition(".")[2])}
+    if unknown := [name for name, _ in parts or () if name not in known]:
+        others = ", ".join(target.name for target in targets)
+        raise ScriptError(f"the script trains no module called {unknown[0]}; parts may name {others}")
+    for target in targets:
+        target.is_left_out = settings_of_part(parts, target.name).compile is False
     if all(target.is_left_out for target in targets):
         raise ScriptError("the settings leave all modules of the script eager; use scope=eager, or leave a compile=off out")
 
@@ -456,8 +451,8 @@ def leaving_out(compiled: Sequence[Target], fallbacks: Iterable[str]) -> list[st
     classes = [(target, {type(part).__qualname__ for part in target.module.modules()}) for target in compiled]
     theirs = []
     for text in fallbacks:
-        named = [named for named in re.findall(r" of (?:class )?([\w.<>]+)|([\w.<>]+)\.forward ", text) if any(named)]
-        owners = [target for target, names in classes if any({*one} & names for one in named)]
+        named = {*chain(*re.findall(r" of (?:class )?([\w.<>]+)|([\w.<>]+)\.forward ", text))}
+        owners = [target for target, names in classes if names & named]
         theirs.append(owners[0] if len(owners) == 1 else None)
     found = {target.name: left_out(target.name) for target in compiled if target in theirs}
     if None in theirs or None in found.values() or not 0 < len(found) < len(compiled):

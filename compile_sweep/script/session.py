@@ -300,7 +300,7 @@ class Session:
         if self.kind is Kind.MEASURED:
             if self.settings.pad_to_multiple_of is not None:
                 self._refuse_padding()
-            leave_out(found.targets, self.settings.left_out)
+            leave_out(found.targets, self.settings.parts)
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compile_sweep.child_process import kill_session
-from compile_sweep.schema.causes.errors import LEAVE_EAGER, advice_on_error
+from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import sandbox
@@ -103,8 +103,7 @@ class RunFailed(Exception):
         if not self.from_compiler:
             said = f"the script raised {name}{f' at {self.at}' if self.at else ''}"
             return f"{said}: {self.text}" if self.text else said
-        spared = self.spares and f"{LEAVE_EAGER} {self.spares}"
-        advice = "; or ".join(filter(None, (advice_on_error(self.text), spared)))
+        advice = advice_on_error(self.text, self.spares)
         return f"the compiler raised {name}: {self.text}{f'; {advice}' if advice else ''}"
 
 

@@ -22,6 +22,7 @@ from compile_sweep.harness.source import fixes_sizes
 from compile_sweep.schema import record as records
 from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from compile_sweep.schema.short_names import resolve_name
 from compile_sweep.script.apply import (
@@ -158,7 +159,7 @@ def apply(
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
     of_script = replace(target)
     name_targets([of_script], vars(sys.modules["__main__"]))
-    target.is_left_out = any(map(of_script.is_called, chosen.left_out))
+    target.is_left_out = settings_of_part(chosen.parts, of_script.name).compile is False
     waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
     apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward, optimizers=optimizers)
     compiled = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
@@ -246,7 +247,7 @@ class Applier:
         name_targets(found.targets, vars(sys.modules["__main__"]))
         set_global_state(self.settings)
         try:
-            leave_out(found.targets, self.settings.left_out)
+            leave_out(found.targets, self.settings.parts)
             apply_to_modules(
                 self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
             )

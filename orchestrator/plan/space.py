@@ -130,7 +130,7 @@ def unsupported(settings: CompileSettings, target: Target) -> str | None:
         able = ", ".join(target.attentions) or "its own only, so leave attention out"
         return f"the workload cannot run attention={settings.attention}; it can run {able}"
     for name, _ in settings.parts or ():
-        if target.parts is not None and not target.is_script and name.rpartition(".")[2] not in target.parts:
+        if target.parts is not None and name.rpartition(".")[2] not in target.parts:
             return f"the workload has no part {name!r}; use one of {', '.join(target.parts)}"
     return None
 

@@ -372,7 +372,7 @@ class LeverSearch:
             return math.inf
         usual = self.model.interplay
         self.model.interplay = self.model.likeliest_interplay(*self._measured())
-        is_compiled = any(self._candidates.settings[place].scope is not Scope.EAGER for place in self._speeds)
+        is_compiled = any(map(self._is_compiled, self._speeds))
         try:
             gain = self._forecast(self._untried.indices(), self._speeds[best], seconds)
             return float(np.expm1((_KEPT if is_compiled else 1.0) * np.log1p(gain)))
@@ -403,7 +403,7 @@ class LeverSearch:
     def _near_best(self, fitting: Indices) -> Indices:
         """Returns the candidates within one lever of the best settings so far; empty while the best is not compiled."""
         best = self.best()
-        if best is None or self._candidates.settings[best].scope is Scope.EAGER:
+        if best is None or not self._is_compiled(best):
             return fitting[:0]
         bases = self._bases(best)
         near = [place for place in fitting if min(self._distance(base, place) for base in bases) <= 1]
@@ -412,7 +412,7 @@ class LeverSearch:
     def _won_elsewhere(self, fitting: Indices) -> Indices:
         """While the best is eager, returns the candidates whose levers should all gain: one unknown could fail them all."""
         best = self.best()
-        if best is not None and self._candidates.settings[best].scope is not Scope.EAGER:
+        if best is not None and self._is_compiled(best):
             return fitting[:0]
         return np.array([place for place in fitting if self.model.is_promising[place]], dtype=np.intp)
 
@@ -423,17 +423,20 @@ class LeverSearch:
             one
             for one, speed in self._speeds.items()
             if speed >= self._speeds[best] - _AS_GOOD
-            and self._candidates.settings[one].scope is not Scope.EAGER
+            and self._is_compiled(one)
             and compile_s.get(one, 0.0) < compile_s.get(best, 0.0)
         ]
         return [best, *as_good]
+
+    def _is_compiled(self, place: int) -> bool:
+        return self._candidates.settings[place].scope is not Scope.EAGER
 
     def _distance(self, one: int, other: int) -> int:
         return len(changed(self.model.levers[one], self.model.levers[other]))
 
     def _baseline(self, asked: Indices) -> int | None:
         """Returns the index of the setting without levers, or of the eager one with the fewest; None if none is eager."""
-        eager = [int(place) for place in asked if self._candidates.settings[place].scope is Scope.EAGER]
+        eager = [int(place) for place in asked if not self._is_compiled(place)]
         return min(eager, key=lambda place: len(self.model.levers[place]), default=None)
 
     def _measured(self) -> tuple[Indices, Floats]:
@@ -459,7 +462,7 @@ class LeverSearch:
 
     def _seconds(self) -> Floats:
         settings = self._candidates.settings
-        compiled = {place: took for place, took in self._took.items() if settings[place].scope is not Scope.EAGER}
+        compiled = {place: took for place, took in self._took.items() if self._is_compiled(place)}
         pace = compile_pace(
             (without_recording(took.compile_s, took.phases_s), self._guessed_s[place]) for place, took in compiled.items()
         )
@@ -472,7 +475,7 @@ class LeverSearch:
 
     def _ends_in_time(self, seconds: Floats) -> Floats:
         """Returns the probability that trials that are expected to take so long end within the budget."""
-        has_compiled = any(self._candidates.settings[place].scope is not Scope.EAGER for place in self._took)
+        has_compiled = any(map(self._is_compiled, self._took))
         spread = _KNOWN_PACE if has_compiled else _UNKNOWN_PACE
         return np.array([*map(_NORMAL.cdf, np.log(max(self._left_s(), 1e-3) / seconds) / spread)])
 

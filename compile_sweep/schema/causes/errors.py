@@ -13,9 +13,6 @@ WRONG_FAKE = "incorrect fake (aka meta) kernel"
 SECOND_BACKWARD = "Trying to backward through the graph a second time"
 """In the error of a step that goes back through an earlier one, which eager raises, too."""
 
-LEAVE_EAGER = "leave the module that raised it eager:"
-"""Comes before a setting that does so, where others of a script's modules can be compiled."""
-
 REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
 
 CHANGED_IN_PLACE = Cause(
@@ -160,8 +157,18 @@ def cause_of_error(text: str) -> Cause | None:
     return next((cause for cause in ERRORS if re.search(cause.error, text)), None)
 
 
-def advice_on_error(text: str) -> str | None:
-    """Returns what helps against a compiler error, which is that against a graph break where fullgraph=on made one an error."""
+def advice_on_error(text: str, spares: str | None = None) -> str | None:
+    """Returns what helps against a compiler error, which is that against a graph break where fullgraph=on made one an error.
+
+    Args:
+        text: The error's text.
+        spares: The setting that leaves the module eager that raised it, where others of a script's modules can be compiled.
+    """
+    spared = spares and f"leave the module that raised it eager: {spares}"
+    return "; or ".join(filter(None, (_advice_on_error(text), spared))) or None
+
+
+def _advice_on_error(text: str) -> str | None:
     said = text.partition("\nfrom user code:")[0]
     if known := cause_of_error(said):
         return with_operator(known.advice, said)
