@@ -71,6 +71,8 @@ class WorkloadFacts:
     """Whether a script recomputes activations in the backward pass; None if that is not known."""
     makes_cache: bool | None = None
     """Whether a script's model makes a cache of keys and values while it trains; None if that is not known."""
+    float32_experts: bool | None = None
+    """Whether a script's model has experts that autocast leaves in float32; None if that is not known."""
     can_pad: bool | None = None
     """Whether a script's batches are texts that change in length and can be padded further; None if that is not known."""
     batches_change: bool | None = None

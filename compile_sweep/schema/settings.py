@@ -258,6 +258,9 @@ class CompileSettings:
     use_cache: bool | None = _setting(parse_switch, torch_default=True)
     """off: while a script trains them, models of transformers make no cache of keys and values, which only generation reads."""
 
+    autocast_experts: bool | None = _setting(parse_switch, torch_default=False, in_label=True)
+    """on: of a script, the experts of transformers' mixtures are cast as well; autocast does not reach `grouped_mm`."""
+
     pad_to_multiple_of: int | None = _setting("tokens", torch_default=1)
     """Tokens. While a script trains modules that are called with `input_ids` and an `attention_mask`, texts are padded to
     multiples of this, and outputs are cut to their former length, so that batches have few shapes."""

@@ -28,6 +28,7 @@ from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
 from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
+from compile_sweep.script.huggingface import autocast_experts, without_cache
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 from compile_sweep.script.padding import Padder, why_not_padded
@@ -171,6 +172,8 @@ def apply_to_modules(
         refuse_float8(settings, every, targets[0].device)
         for target in targets:
             use_float8(target.module, str(settings.float8))
+    if settings.autocast_experts:
+        autocast_experts(every)
     if settings.changes_blocks:
         for block in _blocks(settings, targets):
             if settings.activation_checkpointing is ActivationCheckpointing.BLOCKS:
@@ -181,7 +184,7 @@ def apply_to_modules(
         _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile, optimizers)
     if settings.use_cache is False:
         for target in targets:
-            _wrap_call(target.module, partial(_without_cache, target.module))
+            _wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
     if settings.pad_to_multiple_of is not None:
         reasons = [why_not_padded(target) for target in targets if target.shapes]
         if reasons and all(reasons):
@@ -209,27 +212,6 @@ def _compile_modules(
 def _wrap_call(module: nn.Module, around: Callable[[Call], Call]) -> None:
     """Replaces a module's call, compiled or not, by what `around` makes of it."""
     vars(module)["_compiled_call_impl"] = around(vars(module).get("_compiled_call_impl") or module._call_impl)
-
-
-def _without_cache(module: nn.Module, call: Call) -> Call:
-    """Returns a replacement for a module's call in which models of transformers make no cache of keys and values in training.
-
-    Their configurations say so during the call alone, because checkpoints keep them and generation needs the cache. A script that
-    asks for the cache in the call itself gets it.
-    """
-    found = {id(held): held for part in module.modules() if (held := getattr(part, "config", None)) is not None}
-
-    def call_without(*args: Any, **kwargs: Any) -> Any:
-        changed = [config for config in found.values() if getattr(config, "use_cache", None) is True] if trains(module) else []
-        for config in changed:
-            config.use_cache = False
-        try:
-            return call(*args, **kwargs)
-        finally:
-            for config in changed:
-                config.use_cache = True
-
-    return call_without
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:

@@ -180,6 +180,7 @@ ONLY_FOR_SCRIPTS: Mapping[str, str] = {
     "as_written": "leaves a script as it is, and a workload has none; use --script, or leave it out",
     "activation_checkpointing=off": "is for scripts that recompute; a workload keeps its activations, so leave it out",
     "use_cache": "is for scripts; a workload decides itself whether its model makes a cache, so leave it out",
+    "autocast_experts": "is for scripts; a workload decides itself how its experts are multiplied, so leave it out",
     "pad_to_multiple_of": "is for scripts; use padding=longest with pad_multiple for a workload",
     "compile_loss": "is for scripts; scope=full compiles a workload's loss with its model, so leave it out",
 }

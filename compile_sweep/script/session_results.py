@@ -20,6 +20,7 @@ from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply import has_fused
 from compile_sweep.script.discover import Target, leaving_out
+from compile_sweep.script.huggingface import float32_experts
 from compile_sweep.script.padding import why_not_padded
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
@@ -115,6 +116,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,
         "makes_cache": session.found.makes_cache,
+        "float32_experts": _float32_experts(session) > 0,
         "can_pad": _can_pad(session),
         "batches_change": any(target.changing() for target in session.found.targets),
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
@@ -202,6 +204,9 @@ def _findings(session: Session) -> Iterator[str]:
             f"activations are recomputed in the backward pass, {recomputed} calls of torch.utils.checkpoint a step"
             f"{spare if 0 < 2 * peak < whole else ''}"
         )
+    if (experts := _float32_experts(session)) and not session.settings.autocast_experts:
+        layers = "1 layer" if experts == 1 else f"{experts} layers"
+        yield f"autocast leaves the experts of {layers} in float32, because it does not reach grouped_mm: try autocast_experts=on"
     if own := dict.fromkeys([*session.own_compile.modules, *session.own_compile.functions]):
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
     if stream is not None and stream.interrupted:
@@ -238,6 +243,12 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
     yield from leaving_out(found.compiled, session.diagnostics.fallbacks)
+
+
+def _float32_experts(session: Session) -> int:
+    """Returns the number of layers of experts that autocast leaves in float32, unless a setting changes that."""
+    reached = [target.module for target in session.found.targets if target.autocast is not None]
+    return sum(1 for module in reached for _ in float32_experts(module))
 
 
 def _can_pad(session: Session) -> bool:

@@ -81,6 +81,8 @@ def _levers(target: Target) -> list[list[Candidate]]:
         levers.append([{}, {"activation_checkpointing": "off"}])
     if target.is_script and target.makes_cache is not False:
         levers.append([{}, {"use_cache": "off"}])
+    if target.is_script and target.float32_experts is not False:
+        levers.append([{}, {"autocast_experts": "on"}])
     if target.is_script and target.can_pad is not False:
         levers.append([{}, {"pad_to_multiple_of": 64}])
     if Attention.UNMASKED in target.attentions:

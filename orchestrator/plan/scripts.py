@@ -89,6 +89,10 @@ _RECOMPUTES = r"(gradient|activation)[_-]checkpointing|utils\.checkpoint|checkpo
 """Pattern of the ways to ask for activations that are recomputed, in lower case."""
 
 
+_EXPERTS = r"moe|mixtral|expert|gptoss|gpt_oss|deepseek|dbrx|jamba"
+"""Pattern of the mixtures of experts among the models of transformers, in lower case."""
+
+
 def script_facts(job: ScriptJob) -> WorkloadFacts:
     """Returns what a plan can tell about a script before it runs, from the text of the script and of modules next to it.
 
@@ -112,6 +116,7 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
         recomputes=any(re.search(_RECOMPUTES, one) for one in (text, *job.arguments)) or None,
         can_pad=None if mentions("transformers", "attention_mask") else False,
         makes_cache=None if mentions("transformers", "use_cache") else False,
+        float32_experts=None if mentions("transformers") and re.search(_EXPERTS, text) else False,
         autocasts=mentions(
             "autocast", "bfloat16", "bf16", "fp16", "mixed_precision", ".half()", "float32_matmul_precision", "allow_tf32"
         ),

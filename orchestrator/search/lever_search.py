@@ -326,6 +326,7 @@ class LeverSearch:
             can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
             makes_cache=model.get("makes_cache") is not False,
+            float32_experts=model.get("float32_experts") is not False,
             can_pad=model.get("can_pad") is not False,
             batches_change=model.get("batches_change") is not False,
             shapes_recur=model.get("shapes_recur") is not False,
@@ -537,6 +538,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.activation_checkpointing is not None and facts.recomputes is False:
         return True
     if setting.use_cache is False and facts.makes_cache is False:
+        return True
+    if setting.autocast_experts and facts.float32_experts is False:
         return True
     if setting.pad_to_multiple_of is not None and facts.can_pad is False:
         return True

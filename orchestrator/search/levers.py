@@ -86,7 +86,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 _TRACED = (
     "scope", "dynamic", "fullgraph", "backend", "stance", "dynamo", "parts", "activation_checkpointing", "use_cache",
-    "pad_to_multiple_of", "workload",
+    "autocast_experts", "pad_to_multiple_of", "workload",
 )  # fmt: skip
 """Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
 

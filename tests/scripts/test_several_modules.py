@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
@@ -80,6 +81,9 @@ def test_what_one_of_several_modules_cannot_have_is_no_obstacle_for_the_others(r
     session, error = run("captioner.py", AOT)
     assert error is session.error is None
     figures = session_results.measurement(session)
+    if torch_version() >= (2, 15):  # breaks at the LSTM, and compiles what is around it
+        assert (figures.fallbacks, len(figures.graph_break_reasons), figures.graphs) == ([], 1, 3)
+        return
     record = {"label": "silent-fallback", "fallbacks": figures.fallbacks, "findings": session_results.findings(session)}
     assert figures.fallbacks
     spared = remedy_of(record)

@@ -169,8 +169,10 @@ BREAKS = (
     ),
     Cause(
         "number of bins",
-        "count with one_hot(ids, num_classes=n).sum(0), which has a known size; bincount looks for the largest number",
+        "count with one_hot(ids, num_classes=n).sum(0), which has a known size, where bincount looks for the largest number; or, "
+        "as in a library, try dynamo.capture_dynamic_output_shape_ops=on, which keeps any number of bins in the graph",
         explanation=r"`aten\.bincount",
+        remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
         "output of unknown size",

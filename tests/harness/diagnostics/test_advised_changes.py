@@ -156,6 +156,16 @@ def with_layer_by_a_counter(net: Net, x: Tensor) -> Tensor:
     return (net.layer, net.layers[0])[net.count % 2](x)
 
 
+def with_load_balancing(net: Net, x: Tensor) -> Tensor:
+    """As of the router's loss of a mixture of experts in transformers 5.17."""
+    balance = x.new_zeros(8)
+    for layer in (net.layer, net.layers[0]):
+        scores = layer(x).softmax(-1)
+        counts = torch.bincount(scores.topk(2).indices.reshape(-1), minlength=8).float()
+        balance = balance + counts * scores.mean(0)
+    return balance
+
+
 ROWS = {"capture_dynamic_output_shape_ops": True}
 NUMBERS = {"capture_scalar_outputs": True}
 COUNTERS = {"allow_unspec_int_on_nn_module": True}
@@ -184,6 +194,7 @@ def trained(forward: Step, config: dict[str, bool], backend: str | None, steps: 
         ("dynamo.capture_dynamic_output_shape_ops=on", with_rows_of_experts, ROWS, 1),
         ("dynamo.capture_dynamic_output_shape_ops=on", with_masked_rows_set, ROWS, 1),
         ("dynamo.capture_dynamic_output_shape_ops=on", with_kinds, ROWS, 1),
+        ("dynamo.capture_dynamic_output_shape_ops=on", with_load_balancing, ROWS, 1),
         ("torch.sqrt(x) in place of math.sqrt(x)", with_root_of_a_tensor, NUMBERS, 1),
         ("torch._check(len(rows) > 1)", with_rows_that_are_several, ROWS, 1),
         ("(loss * mask).sum() / mask.sum()", with_weighted_loss, {}, 1),

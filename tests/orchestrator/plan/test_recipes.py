@@ -269,6 +269,21 @@ def test_auto_leaves_out_caches_of_keys_and_values_of_models_of_transformers(
 
 
 @pytest.mark.parametrize(
+    ("text", "is_tried"),
+    [
+        ("from transformers import MixtralForCausalLM", True),
+        ("from transformers import AutoModel\nmodel = AutoModel.from_config(qwen3_moe)", True),
+        ("from transformers import GPT2LMHeadModel", False),
+        ("from my_moe import Experts", False),
+    ],
+)
+def test_auto_casts_the_experts_of_a_script_that_may_have_some_of_transformers(tmp_path: Path, text: str, is_tried: bool) -> None:
+    (tmp_path / "train.py").write_text(text)
+    found = settings_of("auto", Target.of(script_facts(ScriptJob.of("train.py", (), folder=str(tmp_path))), has_gpu=True))
+    assert {setting.autocast_experts for setting in found} == ({None, True} if is_tried else {None})
+
+
+@pytest.mark.parametrize(
     ("text", "is_tried"), [("import transformers", True), ("model(ids, attention_mask=mask)", True), ("import torch", False)]
 )
 def test_auto_pads_the_texts_of_a_script_that_may_have_some(tmp_path: Path, text: str, is_tried: bool) -> None:

@@ -331,6 +331,18 @@ def test_a_cache_that_training_makes_is_left_out_from_the_first_compiled_setting
     assert any(step.setting.use_cache is False for step in steps) is makes_cache
 
 
+@pytest.mark.parametrize("has_experts", [True, False])
+def test_experts_are_cast_from_the_first_compiled_setting_on_where_autocast_leaves_them(has_experts: bool) -> None:
+    ways = ("eager", "full", "regional")
+    settings = [CompileSettings.parse(f"scope={way}{cast}") for way in ways for cast in ("", ",autocast_experts=on")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    tell_first(searching, {"has_blocks": True, "float32_experts": has_experts})
+    steps = run(searching, {**GAINS, "autocast_experts=on": 0.4})
+    first = next(step.setting for step in steps if step.setting.scope is not Scope.EAGER)
+    assert bool(first.autocast_experts) is has_experts
+    assert any(step.setting.autocast_experts for step in steps) is has_experts
+
+
 @pytest.mark.parametrize("can_pad", [True, False])
 def test_texts_are_padded_where_they_can_be_and_then_shapes_recur_for_cuda_graphs(can_pad: bool) -> None:
     ways = ("eager", "full,dynamic=auto", "full,dynamic=auto,mode=reduce-overhead")

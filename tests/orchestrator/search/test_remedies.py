@@ -169,6 +169,8 @@ def test_what_a_trial_advises_is_read_from_what_was_found() -> None:
     assert remedy_of({"label": "compile-error", "reason": PERMUTATION}) == REMEDY
     rows = "net.py:3 in f: Dynamic shape operator"
     assert remedy_of({"graph_break_reasons": ["net.py:2 in f: print", rows]}) == "dynamo.capture_dynamic_output_shape_ops=on"
+    bins = f"{rows}\n  explanation: Operator `aten.bincount.default`'s output shape depends on input Tensor data."
+    assert remedy_of({"graph_break_reasons": [bins]}) == "dynamo.capture_dynamic_output_shape_ops=on"
     assert remedy_of({"label": "diverges", "numerics": NUMERICS}) == REMEDY
     in_place = "modified by an inplace operation; or leave the module that raised it eager: parts.agent.critic.compile=off"
     assert remedy_of({"label": "compile-error", "reason": in_place}) == "parts.agent.critic.compile=off"
