@@ -179,6 +179,8 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
     "moe_script": {
         **_OF_SCRIPTS,
         "compiled blocks, fused": {"words": ["--compile", "--blocks", "--fused"]},
+        "compiled blocks, fused, experts cast": {"words": ["--compile", "--blocks", "--fused", "--cast-experts"]},
+        "CUDA graphs, fused, experts cast": {"words": ["--compile", "--fused", "--mode", "reduce-overhead", "--cast-experts"]},
     },
     "gan_script": {
         **_OF_IMAGES,
