@@ -179,8 +179,10 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
     "moe_script": {
         **_OF_SCRIPTS,
         "compiled blocks, fused": {"words": ["--compile", "--blocks", "--fused"]},
-        "compiled blocks, fused, experts cast": {"words": ["--compile", "--blocks", "--fused", "--cast-experts"]},
-        "CUDA graphs, fused, experts cast": {"words": ["--compile", "--fused", "--mode", "reduce-overhead", "--cast-experts"]},
+        "compiled blocks, fused, experts cast": {"words": ["--compile", "--blocks", "--fused", "--experts-by", "cast"]},
+        "CUDA graphs, fused, experts cast": {
+            "words": ["--compile", "--fused", "--mode", "reduce-overhead", "--experts-by", "cast"]
+        },
     },
     "gan_script": {
         **_OF_IMAGES,

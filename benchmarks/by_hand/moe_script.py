@@ -1,8 +1,9 @@
 """A mixture of experts trained as people do: Mixtral, 4 × 1,024 tokens, bf16 autocast, AdamW, clipping, a cosine schedule.
 
-`python moe_script.py [--compile [--mode MODE] [--blocks]] [--fused] [--cast-experts] [--steps N]`: 8 layers of 8 experts, of
-which each token takes 2; 215 million parameters. With --cast-experts, their weights are cast as autocast casts those of linear
-layers. The last line is the mean step after the first third of the steps, by this script's own clock.
+`python moe_script.py [--compile [--mode MODE] [--blocks]] [--fused] [--experts-by eager|cast] [--steps N]`: 8 layers of 8 experts,
+of which each token takes 2; 215 million parameters. With --experts-by cast, their weights are cast as autocast casts those of linear
+layers; eager is transformers' loop over the experts. The last line is the mean step after the first third of the steps, by this
+script's own clock.
 """
 
 import argparse
@@ -26,7 +27,7 @@ parser.add_argument("--compile", action="store_true")
 parser.add_argument("--mode", default="default")
 parser.add_argument("--blocks", action="store_true")
 parser.add_argument("--fused", action="store_true")
-parser.add_argument("--cast-experts", action="store_true")
+parser.add_argument("--experts-by", default="grouped_mm", choices=["grouped_mm", "eager", "cast"])
 args = parser.parse_args()
 
 
@@ -56,9 +57,8 @@ config = MixtralConfig(
     use_cache=False,
 )
 model = MixtralForCausalLM(config).to(device).train()
-if args.cast_experts:
-    ALL_EXPERTS_FUNCTIONS.register("cast", cast_experts)
-    model.set_experts_implementation("cast")
+ALL_EXPERTS_FUNCTIONS.register("cast", cast_experts)
+model.set_experts_implementation(args.experts_by)
 decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
 others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
 groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
