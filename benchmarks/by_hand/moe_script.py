@@ -1,9 +1,9 @@
 """A mixture of experts trained as people do: Mixtral, 4 × 1,024 tokens, bf16 autocast, AdamW, clipping, a cosine schedule.
 
 `python moe_script.py [--compile [--mode MODE] [--blocks]] [--fused] [--experts-by eager|cast] [--steps N]`: 8 layers with 8
-experts, of which each token takes 2; 215 million parameters. With --experts-by cast, their weights are cast as autocast casts those
-of linear layers; eager is transformers' loop over the experts. The last line is the mean step after the first third of the steps, by
-this script's own clock.
+experts, of which each token takes 2; 215 million parameters. With --experts-by cast, their weights are cast as autocast casts
+those of linear layers; eager is transformers' loop over the experts. The last line is the mean step after the first third of
+the steps, by this script's own clock.
 """
 
 import argparse
