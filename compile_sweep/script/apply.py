@@ -506,14 +506,14 @@ def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
     words: list[str] = []
     if settings.scope is not Scope.EAGER:
         words.append(f"scope={settings.scope}")
-        for target in found.compiled:
+        for target in found.all_compiled:
             names = target.blocks if settings.scope is Scope.REGIONAL else [""]
-            prefix = f"{target.name}." if len(found.targets) > 1 else ""
+            prefix = f"{target.name}." if len(found.targets) + len(found.frozen) > 1 else ""
             targets |= {f"{prefix}{name}" or target.name: [target.module.get_submodule(name).forward] for name in names}
     if settings.optimizer in COMPILED_OPTIMIZERS:
         words.append(f"optimizer={settings.optimizer}")
         targets |= {f"the step of {type(optimizer).__name__}": steps_of(optimizer) for optimizer in found.optimizers}
-    forwards = forward_names(module for target in found.compiled for module in target.module.modules())
+    forwards = forward_names(module for target in found.all_compiled for module in target.module.modules())
     return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, names=forwards)
 
 

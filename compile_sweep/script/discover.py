@@ -76,6 +76,8 @@ class Target:
     """Whether its gradients are differentiated again (`create_graph=True`), as no compiled code's can be."""
     is_left_out: bool = False
     """Whether the settings leave it eager."""
+    raised: BaseException | None = None
+    """What last left its call, if it is not trained."""
 
     @property
     def stays_eager(self) -> bool:
@@ -112,6 +114,8 @@ class Discovery:
     """What was discovered so far."""
 
     targets: list[Target] = field(default_factory=list)
+    frozen: list[Target] = field(default_factory=list)
+    """Networks that are called in every step and not trained, such as a teacher or a frozen encoder."""
     optimizers: list[Optimizer] = field(default_factory=list)
     """Optimizers that stepped, in the order of their first step."""
     steps: dict[int, int] = field(default_factory=dict)
@@ -140,6 +144,7 @@ class Discovery:
     num_taken: int = 0
     """Number of gradients taken by `torch.autograd.grad`."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
+    _untrained: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
 
@@ -147,6 +152,11 @@ class Discovery:
     def compiled(self) -> list[Target]:
         """The targets that settings compile."""
         return [target for target in self.targets if not target.stays_eager]
+
+    @property
+    def all_compiled(self) -> list[Target]:
+        """The same with the networks that are not trained."""
+        return [*self.compiled, *(target for target in self.frozen if not target.stays_eager)]
 
     @property
     def anchor(self) -> Optimizer | None:
@@ -211,8 +221,17 @@ class Discovery:
             ]
         )
         self.loss_modules = [module for module in self.loss_modules if module not in self._called]
-        for target in self.targets:
+        self.frozen = list(self._frozen(held))
+        for target in (*self.targets, *self.frozen):
             self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
+
+    def _frozen(self, held: set[int]) -> Iterator[Target]:
+        parts = {part for target in self.targets for part in target.module.modules()}
+        for target in _without_parts(list(self._untrained.values())):
+            weights = list(target.module.parameters())
+            is_trained = target.module in parts or any(id(one) in held if held else one.requires_grad for one in weights)
+            if not is_trained and not target.draws and 0 < self.num_steps - 1 <= target.calls:
+                yield target
 
     def _holders(self) -> Iterator[Optimizer]:
         yield from self.optimizers
@@ -232,18 +251,20 @@ class Discovery:
             return outputs
         trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
         target = self._noted(module, args, kwargs) if trains else None
-        before = _generator_states(target.device) if target is not None and not target.draws and target.calls <= 2 else None
+        idle = self._noted_untrained(module, args, kwargs) if not trains and self.num_steps else None
+        watched = target or idle
+        before = _generator_states(watched.device) if watched is not None and not watched.draws and watched.calls <= 2 else None
         self._depth += 1
         try:
             outputs = run(module, *args, **kwargs)
         finally:
             self._depth -= 1
-            if target is not None and before is not None:
-                target.draws = before != _generator_states(target.device)
+            if watched is not None and before is not None:
+                watched.draws = before != _generator_states(watched.device)
         if target is not None:
             self.makes_cache |= _has_cache(outputs)
             _note_second_derivatives(target, outputs)
-        elif not trains and module not in self.loss_modules and _is_of_loss(args, kwargs, outputs):
+        elif idle is None and not trains and module not in self.loss_modules and _is_of_loss(args, kwargs, outputs):
             self.loss_modules.append(module)
         return outputs
 
@@ -254,10 +275,18 @@ class Discovery:
             self.loss_functions.append(name)
         return outputs
 
-    def _noted(self, module: nn.Module, args: Any, kwargs: Any) -> Target:
-        target = self._called.get(module)
+    def _noted_untrained(self, module: nn.Module, args: Any, kwargs: Any) -> Target | None:
+        """Notes a call of a network that may not be trained; of a single layer there is nothing to gain."""
+        is_layer = next(module.children(), None) is None
+        if is_layer or next(module.parameters(), None) is None or isinstance(module, torch.jit.ScriptModule):
+            return None
+        return self._noted(module, args, kwargs, among=self._untrained)
+
+    def _noted(self, module: nn.Module, args: Any, kwargs: Any, among: dict[nn.Module, Target] | None = None) -> Target:
+        known = self._called if among is None else among
+        target = known.get(module)
         if target is None:
-            target = self._called[module] = Target(called=module, module=unwrapped(module))
+            target = known[module] = Target(called=module, module=unwrapped(module))
         target.calls += 1
         if len(target.shapes) < 64:
             target.shapes.append(_shapes(target.module, args, kwargs))

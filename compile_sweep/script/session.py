@@ -43,7 +43,6 @@ from compile_sweep.script import numerics
 from compile_sweep.script.apply import (
     OwnCompile,
     apply_to_losses,
-    apply_to_modules,
     apply_to_optimizers,
     expectation,
     overridden,
@@ -63,6 +62,7 @@ from compile_sweep.script.discover import (
     shapes_of,
     size_of,
 )
+from compile_sweep.script.frozen import apply_to_discovered
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
@@ -281,7 +281,7 @@ class Session:
             raise ScriptError(FUNCTIONAL)
         if not found.targets:
             raise ScriptError(NO_MODULE)
-        name_targets(found.targets, vars(sys.modules["__main__"]))
+        name_targets([*found.targets, *found.frozen], vars(sys.modules["__main__"]))
         if self._compiles_modules and any(isinstance(target.module, torch.jit.ScriptModule) for target in found.targets):
             raise ScriptError(
                 "the script makes its model a torch.jit.ScriptModule, which torch.compile cannot compile; leave torch.jit.script "
@@ -300,14 +300,12 @@ class Session:
         if self.kind is Kind.MEASURED:
             if self.settings.pad_to_multiple_of is not None:
                 self._refuse_padding()
-            leave_out(found.targets, self.settings.parts)
+            leave_out([*found.targets, *found.frozen], self.settings.parts)
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
             set_global_state(self.settings)
-            apply_to_modules(
-                self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
-            )
+            apply_to_discovered(self.settings, found, self.own_compile)
             self.missed = [
                 *apply_to_losses(self.settings, found, self._undo),
                 *apply_to_optimizers(self.settings, found.optimizers),
@@ -562,7 +560,8 @@ class Session:
         elapsed_s = time.perf_counter() - self._began
         if self._clock is None or self.stream is not None or self.is_over or elapsed_s < PATIENCE_S:
             return
-        why = [reason_of_fallback(found.fallbacks, found.graph_break_reasons), *leaving_out(self.found.compiled, found.fallbacks)]
+        others = leaving_out(self.found.all_compiled, found.fallbacks)
+        why = [reason_of_fallback(found.fallbacks, found.graph_break_reasons), *others]
         self._fail(FellBackError(f"{'; '.join(why)}; the trial ended after {elapsed_s:.0f} s of compiling and warming up"))
 
     def _fail(self, error: BaseException) -> None:

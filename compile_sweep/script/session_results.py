@@ -95,7 +95,7 @@ def compile_s_of(session: Session) -> float:
 
 def source(session: Session) -> str:
     """Returns the settings as Python, for a person who applies them by hand."""
-    found = session.found.targets if session.settings.as_written else session.found.compiled
+    found = session.found.targets if session.settings.as_written else session.found.all_compiled
     names = ", ".join(f"{one.name} ({type(one.module).__name__})" for one in found)
     if session.settings.as_written:
         return f"# Nothing is applied: {names} runs as the script has it.\n"
@@ -187,6 +187,10 @@ def _findings(session: Session) -> Iterator[str]:
                 *([TWICE] if target.differentiated_twice else []),
             ]
         )
+    for target in found.frozen:
+        size = sum(weights.numel() for weights in target.module.parameters())
+        kind = type(target.module).__name__
+        yield f"module {target.name}: {kind} of {_count(size)} parameters, called in every step and not trained"
     kinds = [f"{type(one).__name__}{', fused' if one.param_groups[0].get('fused') else ''}" for one in found.optimizers]
     for kind, number in Counter(kinds).items():
         yield f"optimizer {kind}{f', {number} of them' if number > 1 else ''}"
@@ -242,7 +246,7 @@ def _findings(session: Session) -> Iterator[str]:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from session.missed
-    yield from leaving_out(found.compiled, session.diagnostics.fallbacks)
+    yield from leaving_out(found.all_compiled, session.diagnostics.fallbacks)
 
 
 def _float32_experts(session: Session) -> int:
@@ -270,9 +274,10 @@ def _stream(session: Session) -> Stream:
 
 def spares_culprit(session: Session, error: BaseException) -> str | None:
     """Returns the setting that leaves the module eager whose compiled code raised an error; None if it is unknown, or alone."""
-    compiled = [] if session.settings.scope is Scope.EAGER else session.found.compiled
+    compiled = [] if session.settings.scope is Scope.EAGER else session.found.all_compiled
     raised, target = session.raised_in or (None, None)
-    culprit = target if raised is error else _changed_in_place(compiled, str(error))
+    untrained = [one for one in session.found.frozen if one.raised is error]
+    culprit = untrained[0] if untrained else target if raised is error else _changed_in_place(compiled, str(error))
     return left_out(culprit.name) if len(compiled) > 1 and culprit in compiled else None
 
 

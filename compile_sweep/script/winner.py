@@ -36,6 +36,7 @@ from compile_sweep.script.apply import (
     set_global_state,
 )
 from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, leave_out, name_targets, unwrapped
+from compile_sweep.script.frozen import apply_to_discovered
 from compile_sweep.script.job import ScriptError, check_settings
 from compile_sweep.script.session import current
 
@@ -244,19 +245,17 @@ class Applier:
     def _discovered(self) -> None:
         found = self._watch.found
         self.is_applied = True
-        name_targets(found.targets, vars(sys.modules["__main__"]))
+        name_targets([*found.targets, *found.frozen], vars(sys.modules["__main__"]))
         set_global_state(self.settings)
         try:
-            leave_out(found.targets, self.settings.parts)
-            apply_to_modules(
-                self.settings, found.targets, found.block_shapes, own_compile=self.own_compile, optimizers=found.optimizers
-            )
+            leave_out([*found.targets, *found.frozen], self.settings.parts)
+            apply_to_discovered(self.settings, found, self.own_compile)
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")
         losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
         for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers)):
             self._say(sentence)
-        names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.compiled)
+        names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}")
 
 

@@ -14,7 +14,7 @@ from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
-from compile_sweep.script.discover import Target
+from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.session import Session
 from tests.scripts.conftest import Run
 
@@ -122,9 +122,8 @@ def test_an_error_of_a_tensor_changed_in_place_names_the_module_that_holds_it(ca
         Target(called=module, module=module, name=name, calls=number)
         for (name, module), number in zip(modules.items(), calls, strict=True)
     ]
-    session: Any = SimpleNamespace(
-        settings=CompileSettings.parse("scope=full"), raised_in=None, found=SimpleNamespace(compiled=targets)
-    )
+    found = Discovery(targets=targets)
+    session: Any = SimpleNamespace(settings=CompileSettings.parse("scope=full"), raised_in=None, found=found)
     buffers = [cast(Tensor, module.running_mean) for module in modules.values()]
     loss = (torch.ones(3, requires_grad=True) * buffers[0]).sum()
     for buffer in buffers:

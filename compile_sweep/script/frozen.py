@@ -1,0 +1,69 @@
+"""Applies settings to what a script calls: the modules it trains, and frozen networks such as a teacher or an encoder."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.script.apply import OwnCompile, apply_to_modules, calling, compiled_forward
+from compile_sweep.script.discover import Discovery, Target, changing
+
+Call = Callable[..., Any]
+
+
+def apply_to_discovered(settings: CompileSettings, found: Discovery, own_compile: OwnCompile) -> None:
+    """Applies settings to the modules of a script; raises ScriptError if nothing that it trains can be compiled."""
+    apply_to_modules(settings, found.targets, found.block_shapes, own_compile=own_compile, optimizers=found.optimizers)
+    apply_to_frozen(settings, found)
+
+
+def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
+    """Reorders and compiles networks that are not trained, as the settings do with those that are.
+
+    They are compiled in evaluations, too, because they can't be told apart. With scope=regional only repeated blocks are.
+    """
+    for target in found.frozen:
+        if settings.memory_format is not None:
+            target.module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
+        if settings.scope is Scope.EAGER or target.is_left_out:
+            continue
+        blocks = {target.module.get_submodule(name): found.block_shapes for name in target.blocks}
+        compiled = (
+            {target.module: target.changing()}
+            if settings.compiles_whole
+            else {block: changing(shapes.get(block, [])) for block, shapes in blocks.items()}
+        )
+        for module, dims in compiled.items():
+            forward = compiled_forward(settings, module, dims)
+            kept = _copied_out(forward) if settings.claims_cudagraphs else forward
+            vars(module)["_compiled_call_impl"] = calling(module, kept, applies=lambda: True)
+        _note_errors(target)
+
+
+def _copied_out(forward: Call) -> Call:
+    """Returns the forward with its results outside of the memory of CUDA graphs.
+
+    Without gradients torch takes the next graph for the next step, which may overwrite what this one returned.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map_only(Tensor, torch.clone, forward(*args, **kwargs))
+
+    return call
+
+
+def _note_errors(target: Target) -> None:
+    module: nn.Module = target.module
+    inner: Call = vars(module).get("_compiled_call_impl") or module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(*args, **kwargs)
+        except Exception as error:
+            target.raised = error
+            raise
+
+    vars(module)["_compiled_call_impl"] = call

@@ -1,0 +1,114 @@
+"""Networks that a script calls in every step and does not train: compiled like those that it trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from compile_sweep.script import session_results
+from tests.scripts.conftest import Run
+
+pytestmark = pytest.mark.slow
+
+AOT = "scope=full,dynamic=auto,backend=aot_eager"
+
+DISTILLATION = """
+import sys
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU()) for _ in range(3))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Metric(Net):
+    pass
+
+
+student, teacher, metric = Net(4), Net(8).eval(), Metric(4).eval()
+metric.requires_grad_(False)
+if "gradients" in sys.argv:  # without them, torch.no_grad() says that it is not trained
+    teacher.requires_grad_(False)
+if "fails" in sys.argv:
+
+    class Failing(nn.ReLU):
+        def forward(self, x):
+            if torch.compiler.is_compiling():
+                raise ArithmeticError
+            return super().forward(x)
+
+    teacher.layers[1][1] = Failing()
+optimizer = torch.optim.SGD(student.parameters(), lr=0.05)
+for step in range(3000):
+    images = torch.randn(4, 3, 8, 8)
+    if "gradients" in sys.argv:
+        loss = (teacher(images + student(images).mean()) - teacher(images)).square().mean()
+    else:
+        with torch.no_grad():
+            expected = teacher(images)
+        loss = nn.functional.mse_loss(student(images), expected)
+    if step % 2 == 0:
+        metric(images)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["gradients"]])
+def test_a_teacher_is_compiled_beside_its_student(run: Run, folder: Path, words: list[str]) -> None:
+    (folder / "distillation.py").write_text(DISTILLATION)
+    losses = []
+    for settings in ("scope=eager,as_written=on", AOT, AOT.replace("full", "regional"), f"{AOT},parts.teacher.compile=off"):
+        session, error = run("distillation.py", settings, *words)
+        assert error is session.error is None
+        found = session.found
+        assert [target.name for target in found.targets] == ["student"]
+        assert [target.name for target in found.frozen] == ["teacher"], "the metric is not called in every step"
+        assert any(text.startswith("module teacher: Net of") for text in session_results.findings(session))
+        figures = session_results.measurement(session)
+        if "as_written" not in settings:
+            assert figures.fallbacks == []
+            teachers = len(["without gradients", *words])  # its calls with and without gradients have graphs of their own
+            assert figures.graphs == (1 if "off" in settings else 1 + teachers)
+            compiled = "student (Net), teacher (Net). Before"
+            assert (compiled in session_results.source(session)) is ("off" not in settings)
+        assert session.trajectory is not None
+        losses.append(session.trajectory.losses)
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_teacher_takes_the_memory_format(run: Run, folder: Path) -> None:
+    (folder / "distillation.py").write_text(DISTILLATION)
+    session, error = run("distillation.py", "scope=eager,memory_format=channels_last")
+    assert error is session.error is None
+    teacher = vars(sys.modules["__main__"])["teacher"]
+    assert teacher.stem.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_an_error_of_a_compiled_teacher_names_it(run: Run, folder: Path) -> None:
+    (folder / "distillation.py").write_text(DISTILLATION)
+    session, error = run("distillation.py", f"{AOT},fullgraph=on", "fails")
+    assert isinstance(error, Exception)
+    spared = session_results.spares_culprit(session, error)
+    assert spared == "parts.teacher.compile=off"
+    session, error = run("distillation.py", f"{AOT},fullgraph=on,{spared}", "fails")
+    assert error is session.error is None
