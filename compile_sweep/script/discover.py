@@ -220,8 +220,9 @@ class Discovery:
                 if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
             ]
         )
-        self.loss_modules = [module for module in self.loss_modules if module not in self._called]
         self.frozen = list(self._frozen(held))
+        others = {*self._called, *(target.module for target in self.frozen)}
+        self.loss_modules = [module for module in self.loss_modules if module not in others]
         for target in (*self.targets, *self.frozen):
             self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
 

@@ -82,6 +82,7 @@ def test_a_teacher_is_compiled_beside_its_student(run: Run, folder: Path, words:
         found = session.found
         assert [target.name for target in found.targets] == ["student"]
         assert [target.name for target in found.frozen] == ["teacher"], "the metric is not called in every step"
+        assert found.loss_modules == []
         assert any(text.startswith("module teacher: Net of") for text in session_results.findings(session))
         figures = session_results.measurement(session)
         if "as_written" not in settings:
