@@ -1,12 +1,13 @@
 """Applies settings to what a script calls: the modules it trains, and frozen networks such as a teacher or an encoder."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply import OwnCompile, apply_to_modules, calling, compiled_forward
 from compile_sweep.script.discover import Discovery, Target, changing
@@ -26,20 +27,19 @@ def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
     They are compiled in evaluations, too, because they can't be told apart. With scope=regional only repeated blocks are.
     """
     for target in found.frozen:
-        if settings.memory_format is not None:
-            target.module.to(memory_format=getattr(torch, settings.memory_format))  # type: ignore[call-overload]
+        module = target.module
+        if settings.memory_format is not None and settings.memory_format == preferred_memory_format(module):
+            cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
         if settings.scope is Scope.EAGER or target.is_left_out:
             continue
-        blocks = {target.module.get_submodule(name): found.block_shapes for name in target.blocks}
-        compiled = (
-            {target.module: target.changing()}
-            if settings.compiles_whole
-            else {block: changing(shapes.get(block, [])) for block, shapes in blocks.items()}
-        )
-        for module, dims in compiled.items():
-            forward = compiled_forward(settings, module, dims)
+        blocks = [module.get_submodule(name) for name in target.blocks]
+        compiled = {block: changing(found.block_shapes.get(block, [])) for block in blocks}
+        if settings.compiles_whole:
+            compiled = {module: target.changing()}
+        for part, dims in compiled.items():
+            forward = compiled_forward(settings, part, dims)
             kept = _copied_out(forward) if settings.claims_cudagraphs else forward
-            vars(module)["_compiled_call_impl"] = calling(module, kept, applies=lambda: True)
+            vars(part)["_compiled_call_impl"] = calling(part, kept, applies=lambda: True)
         _note_errors(target)
 
 
