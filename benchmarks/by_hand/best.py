@@ -184,6 +184,12 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
             "words": ["--compile", "--fused", "--mode", "reduce-overhead", "--experts-by", "cast"]
         },
     },
+    "distill_script": {
+        **_OF_IMAGES,
+        "student with CUDA graphs, fused, channels_last": {
+            "words": ["--compile", "--fused", "--channels-last", "--mode", "reduce-overhead", "--only-student"],
+        },
+    },
     "gan_script": {
         **_OF_IMAGES,
         "generator compiled, fused, channels_last": {"words": ["--compile", "--only-generator", "--fused", "--channels-last"]},
@@ -216,6 +222,7 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "t5_script": (16, 2, _TINY_LANGUAGE),
     "whisper_script": (16, 2, {**_TINY_LANGUAGE, "frames": 64}),
     "moe_script": (4, 2, _TINY_LANGUAGE),
+    "distill_script": (128, 2, {"width": 4, "pixels": 32, "batch": 2, "classes": 10, "steps": 9}),
     "gan_script": (128, 2, {"width": 4, "pixels": 32, "batch": 2, "steps": 9}),
     "clip_script": (256, 2, {**_TINY_LANGUAGE, "pixels": 32}),
     "dit_script": (128, 2, {"layers": 2, "heads": 2, "width": 32, "pixels": 8, "batch": 2, "classes": 5, "steps": 9}),
