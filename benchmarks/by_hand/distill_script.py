@@ -41,9 +41,9 @@ def resnet(depths, layer_type, expansion):
 teacher = resnet([3, 4, 6, 3], "bottleneck", 4).eval()
 student = resnet([2, 2, 2, 2], "basic", 1).train()
 optimizer = torch.optim.SGD(
-    student.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=args.fused or None
+    student.parameters(), lr=0.005, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=args.fused or None
 )
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=args.steps)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=args.steps)
 if args.compile:
     for model in [student] if args.only_student else [student, teacher]:
         model.compile(mode=args.mode)
