@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import session_results
+from compile_sweep.script.apply import OwnCompile
+from compile_sweep.script.discover import Discovery, Target
+from compile_sweep.script.frozen import apply_to_discovered
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow
@@ -113,3 +118,28 @@ def test_an_error_of_a_compiled_teacher_names_it(run: Run, folder: Path) -> None
     assert spared == "parts.teacher.compile=off"
     session, error = run("distillation.py", f"{AOT},fullgraph=on,{spared}", "fails")
     assert error is session.error is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scope", [Scope.FULL, Scope.REGIONAL])
+def test_what_a_teacher_returns_outlasts_the_next_cuda_graph(scope: Scope) -> None:
+    from torch._dynamo.utils import counters
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+
+    torch.manual_seed(0)
+    student, teacher, eager = (nn.Sequential(*(block() for _ in range(3))).cuda() for _ in range(3))
+    eager.load_state_dict(teacher.requires_grad_(False).state_dict())
+    settings = CompileSettings.parse(f"scope={scope},mode=reduce-overhead,dynamic=auto")
+    found = Discovery(targets=[Target(student, student, "student")], frozen=[Target(teacher, teacher, "teacher")])
+    counters.clear()
+    apply_to_discovered(settings, found, OwnCompile())
+    for _ in range(8):
+        x = torch.randn(4, 16, device="cuda")
+        with torch.no_grad():
+            expected = teacher(x)
+        (student(x) - expected).square().mean().backward()
+        torch.testing.assert_close(expected, eager(x))
+        student.zero_grad()
+    assert counters["inductor"]["cudagraph_skips"] == 0
