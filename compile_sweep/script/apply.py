@@ -184,14 +184,14 @@ def apply_to_modules(
         _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile, optimizers)
     if settings.use_cache is False:
         for target in targets:
-            _wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
+            wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
     if settings.pad_to_multiple_of is not None:
         reasons = [why_not_padded(target) for target in targets if target.shapes]
         if reasons and all(reasons):
             raise ScriptError(str(reasons[0]))
         for target in targets:
             pads = Padder(target.module, settings.pad_to_multiple_of)
-            _wrap_call(target.module, partial(pads.around, applies=partial(trains, target.module)))
+            wrap_call(target.module, partial(pads.around, applies=partial(trains, target.module)))
 
 
 def _compile_modules(
@@ -209,7 +209,7 @@ def _compile_modules(
     before_graphs(settings, targets, optimizers)
 
 
-def _wrap_call(module: nn.Module, around: Callable[[Call], Call]) -> None:
+def wrap_call(module: nn.Module, around: Callable[[Call], Call]) -> None:
     """Replaces a module's call, compiled or not, by what `around` makes of it."""
     vars(module)["_compiled_call_impl"] = around(vars(module).get("_compiled_call_impl") or module._call_impl)
 
@@ -245,7 +245,7 @@ def before_graphs(settings: CompileSettings, targets: Sequence[Target], optimize
     for optimizer in optimizers:
         optimizer.register_step_post_hook(keeper.after_step)
     for target in targets:
-        _wrap_call(target.module, keeper.before)
+        wrap_call(target.module, keeper.before)
 
 
 class _GradientKeeper:

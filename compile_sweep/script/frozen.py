@@ -1,6 +1,7 @@
 """Applies settings to what a script calls: the modules it trains, and frozen networks such as a teacher or an encoder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,8 +10,10 @@ from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script.apply import OwnCompile, apply_to_modules, calling, compiled_forward
-from compile_sweep.script.discover import Discovery, Target, changing
+from compile_sweep.script.apply import OwnCompile, apply_to_modules, calling, compiled_forward, wrap_call
+from compile_sweep.script.discover import Discovery, Shapes, Target, changing
+from compile_sweep.script.huggingface import without_cache
+from compile_sweep.script.padding import Padder, why_not_padded
 
 Call = Callable[..., Any]
 
@@ -22,7 +25,7 @@ def apply_to_discovered(settings: CompileSettings, found: Discovery, own_compile
 
 
 def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
-    """Reorders and compiles networks that are not trained, as the settings do with those that are.
+    """Reorders, compiles and pads networks that are not trained, as the settings do with those that are.
 
     They are compiled in evaluations, too, because they can't be told apart. With scope=regional only repeated blocks are.
     """
@@ -30,17 +33,25 @@ def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
         module = target.module
         if settings.memory_format is not None and settings.memory_format == preferred_memory_format(module):
             cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
-        if settings.scope is Scope.EAGER or target.is_left_out:
-            continue
-        blocks = [module.get_submodule(name) for name in target.blocks]
-        compiled = {block: changing(found.block_shapes.get(block, [])) for block in blocks}
-        if settings.compiles_whole:
-            compiled = {module: target.changing()}
-        for part, dims in compiled.items():
-            forward = compiled_forward(settings, part, dims)
-            kept = _copied_out(forward) if settings.claims_cudagraphs else forward
-            vars(part)["_compiled_call_impl"] = calling(part, kept, applies=lambda: True)
-        _note_errors(target)
+        if settings.scope is not Scope.EAGER and not target.is_left_out:
+            _compile(settings, target, found.block_shapes)
+        if settings.use_cache is False:
+            wrap_call(module, partial(without_cache, module, applies=lambda: True))
+        if settings.pad_to_multiple_of is not None and why_not_padded(target) is None:
+            wrap_call(module, partial(Padder(module, settings.pad_to_multiple_of).around, applies=lambda: True))
+
+
+def _compile(settings: CompileSettings, target: Target, block_shapes: Mapping[nn.Module, list[Shapes]]) -> None:
+    module = target.module
+    blocks = [module.get_submodule(name) for name in target.blocks]
+    compiled = {block: changing(block_shapes.get(block, [])) for block in blocks}
+    if settings.compiles_whole:
+        compiled = {module: target.changing()}
+    for part, dims in compiled.items():
+        forward = compiled_forward(settings, part, dims)
+        kept = _copied_out(forward) if settings.claims_cudagraphs else forward
+        vars(part)["_compiled_call_impl"] = calling(part, kept, applies=lambda: True)
+    wrap_call(module, partial(_noting_errors, target))
 
 
 def _copied_out(forward: Call) -> Call:
@@ -55,10 +66,7 @@ def _copied_out(forward: Call) -> Call:
     return call
 
 
-def _note_errors(target: Target) -> None:
-    module: nn.Module = target.module
-    inner: Call = vars(module).get("_compiled_call_impl") or module._call_impl
-
+def _noting_errors(target: Target, inner: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return inner(*args, **kwargs)
@@ -66,4 +74,4 @@ def _note_errors(target: Target) -> None:
             target.raised = error
             raise
 
-    vars(module)["_compiled_call_impl"] = call
+    return call

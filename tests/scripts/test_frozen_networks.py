@@ -120,6 +120,55 @@ def test_an_error_of_a_compiled_teacher_names_it(run: Run, folder: Path) -> None
     assert error is session.error is None
 
 
+TEXTS = """
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+torch.manual_seed(0)
+
+
+def gpt(width):
+    config = GPT2Config(vocab_size=50, n_positions=64, n_embd=width, n_layer=2, n_head=2)
+    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        setattr(config, name, 0.0)
+    return GPT2LMHeadModel(config)
+
+
+teacher, student = gpt(16).eval(), gpt(8)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+seen, caches = [], []
+teacher.transformer.register_forward_hook(lambda module, args, out: caches.append(out.past_key_values is not None))
+teacher.transformer.wte.register_forward_hook(lambda module, args, out: seen.append(out.size(1)))
+for step in range(3000):
+    ids = torch.randint(50, (2, 9 + step % 5))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    with torch.no_grad():
+        expected = teacher(input_ids=ids, attention_mask=mask).logits
+    difference = student(input_ids=ids, attention_mask=mask).logits - expected
+    (difference.square().mean(-1) * mask).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_teacher_of_texts_is_padded_and_makes_no_cache_like_its_student(run: Run, folder: Path) -> None:
+    (folder / "texts_of_two.py").write_text(TEXTS)
+    losses = []
+    for settings in ("scope=eager,as_written=on", "scope=eager,pad_to_multiple_of=16,use_cache=off"):
+        session, error = run("texts_of_two.py", settings)
+        assert error is session.error is None
+        script = vars(sys.modules["__main__"])
+        changed = "pad_to" in settings
+        assert script["caches"][0]
+        assert script["caches"][-1] is not changed
+        assert (set(script["seen"][-5:]) == {16}) is changed
+        assert session.trajectory is not None
+        losses.append(session.trajectory.losses)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("scope", [Scope.FULL, Scope.REGIONAL])
 def test_what_a_teacher_returns_outlasts_the_next_cuda_graph(scope: Scope) -> None:
