@@ -508,7 +508,7 @@ def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
         words.append(f"scope={settings.scope}")
         for target in found.all_compiled:
             names = target.blocks if settings.scope is Scope.REGIONAL else [""]
-            prefix = f"{target.name}." if len(found.targets) + len(found.frozen) > 1 else ""
+            prefix = f"{target.name}." if len(found.trained_and_frozen) > 1 else ""
             targets |= {f"{prefix}{name}" or target.name: [target.module.get_submodule(name).forward] for name in names}
     if settings.optimizer in COMPILED_OPTIMIZERS:
         words.append(f"optimizer={settings.optimizer}")

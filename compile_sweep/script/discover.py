@@ -76,8 +76,6 @@ class Target:
     """Whether its gradients are differentiated again (`create_graph=True`), as no compiled code's can be."""
     is_left_out: bool = False
     """Whether the settings leave it eager."""
-    raised: BaseException | None = None
-    """What last left its call, if it is not trained."""
 
     @property
     def stays_eager(self) -> bool:
@@ -143,6 +141,8 @@ class Discovery:
     """Whether a model returns a cache of keys and values in training, as those of transformers do unless told not to."""
     num_taken: int = 0
     """Number of gradients taken by `torch.autograd.grad`."""
+    raised_in: tuple[BaseException, Target] | None = None
+    """What last left a module's call, and which."""
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _untrained: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
@@ -154,9 +154,14 @@ class Discovery:
         return [target for target in self.targets if not target.stays_eager]
 
     @property
+    def trained_and_frozen(self) -> list[Target]:
+        """The targets, then the networks that are not trained."""
+        return [*self.targets, *self.frozen]
+
+    @property
     def all_compiled(self) -> list[Target]:
-        """The same with the networks that are not trained."""
-        return [*self.compiled, *(target for target in self.frozen if not target.stays_eager)]
+        """Those of both that settings compile."""
+        return [target for target in self.trained_and_frozen if not target.stays_eager]
 
     @property
     def anchor(self) -> Optimizer | None:
@@ -210,6 +215,11 @@ class Discovery:
             self.settle()
         return self.steps_by_backward
 
+    def note_error(self, error: BaseException, target: Target) -> None:
+        """Notes that an error left a call of a module; the innermost of several counts."""
+        if self.raised_in is None or self.raised_in[0] is not error:
+            self.raised_in = error, target
+
     def settle(self) -> None:
         """Decides which of the modules called so far are targets."""
         held = {id(weights) for optimizer in self._holders() for group in optimizer.param_groups for weights in group["params"]}
@@ -223,7 +233,7 @@ class Discovery:
         self.frozen = list(self._frozen(held))
         others = {*self._called, *(target.module for target in self.frozen)}
         self.loss_modules = [module for module in self.loss_modules if module not in others]
-        for target in (*self.targets, *self.frozen):
+        for target in self.trained_and_frozen:
             self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
 
     def _frozen(self, held: set[int]) -> Iterator[Target]:

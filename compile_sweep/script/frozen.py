@@ -1,17 +1,17 @@
 """Applies settings to what a script calls: the modules it trains, and frozen networks such as a teacher or an encoder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply import OwnCompile, apply_to_modules, calling, compiled_forward, wrap_call
-from compile_sweep.script.discover import Discovery, Shapes, Target, changing
+from compile_sweep.script.discover import Discovery, Target, changing
 from compile_sweep.script.huggingface import without_cache
 from compile_sweep.script.padding import Padder, why_not_padded
 
@@ -34,24 +34,24 @@ def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
         if settings.memory_format is not None and settings.memory_format == preferred_memory_format(module):
             cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
         if settings.scope is not Scope.EAGER and not target.is_left_out:
-            _compile(settings, target, found.block_shapes)
+            _compile(settings, target, found)
         if settings.use_cache is False:
             wrap_call(module, partial(without_cache, module, applies=lambda: True))
         if settings.pad_to_multiple_of is not None and why_not_padded(target) is None:
             wrap_call(module, partial(Padder(module, settings.pad_to_multiple_of).around, applies=lambda: True))
 
 
-def _compile(settings: CompileSettings, target: Target, block_shapes: Mapping[nn.Module, list[Shapes]]) -> None:
+def _compile(settings: CompileSettings, target: Target, found: Discovery) -> None:
     module = target.module
     blocks = [module.get_submodule(name) for name in target.blocks]
-    compiled = {block: changing(block_shapes.get(block, [])) for block in blocks}
+    compiled = {block: changing(found.block_shapes.get(block, [])) for block in blocks}
     if settings.compiles_whole:
         compiled = {module: target.changing()}
     for part, dims in compiled.items():
         forward = compiled_forward(settings, part, dims)
         kept = _copied_out(forward) if settings.claims_cudagraphs else forward
         vars(part)["_compiled_call_impl"] = calling(part, kept, applies=lambda: True)
-    wrap_call(module, partial(_noting_errors, target))
+    wrap_call(module, partial(_noting_errors, found, target))
 
 
 def _copied_out(forward: Call) -> Call:
@@ -66,12 +66,12 @@ def _copied_out(forward: Call) -> Call:
     return call
 
 
-def _noting_errors(target: Target, inner: Call) -> Call:
+def _noting_errors(found: Discovery, target: Target, inner: Call) -> Call:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return inner(*args, **kwargs)
         except Exception as error:
-            target.raised = error
+            found.note_error(error, target)
             raise
 
     return call

@@ -187,7 +187,6 @@ class Session:
         self._inner: dict[Target, Callable[..., Any]] = {}
         self._calls = CallRecorder()
         self._keeps_calls = self._has_looked = False
-        self.raised_in: tuple[BaseException, Target] | None = None  # what last left a module's call, and which
         self._forward_seed = forward_seed
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
@@ -281,7 +280,7 @@ class Session:
             raise ScriptError(FUNCTIONAL)
         if not found.targets:
             raise ScriptError(NO_MODULE)
-        name_targets([*found.targets, *found.frozen], vars(sys.modules["__main__"]))
+        name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
         if self._compiles_modules and any(isinstance(target.module, torch.jit.ScriptModule) for target in found.targets):
             raise ScriptError(
                 "the script makes its model a torch.jit.ScriptModule, which torch.compile cannot compile; leave torch.jit.script "
@@ -300,7 +299,7 @@ class Session:
         if self.kind is Kind.MEASURED:
             if self.settings.pad_to_multiple_of is not None:
                 self._refuse_padding()
-            leave_out([*found.targets, *found.frozen], self.settings.parts)
+            leave_out(found.trained_and_frozen, self.settings.parts)
             memory.reset_peaks(self.device)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
@@ -365,8 +364,7 @@ class Session:
             try:
                 return self._calls.call(target, inner, args, kwargs) if keeps else inner(*args, **kwargs)
             except Exception as error:
-                if self.raised_in is None or self.raised_in[0] is not error:
-                    self.raised_in = error, target
+                self.found.note_error(error, target)
                 raise
 
         return call

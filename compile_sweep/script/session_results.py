@@ -275,9 +275,8 @@ def _stream(session: Session) -> Stream:
 def spares_culprit(session: Session, error: BaseException) -> str | None:
     """Returns the setting that leaves the module eager whose compiled code raised an error; None if it is unknown, or alone."""
     compiled = [] if session.settings.scope is Scope.EAGER else session.found.all_compiled
-    raised, target = session.raised_in or (None, None)
-    untrained = [one for one in session.found.frozen if one.raised is error]
-    culprit = untrained[0] if untrained else target if raised is error else _changed_in_place(compiled, str(error))
+    raised, target = session.found.raised_in or (None, None)
+    culprit = target if raised is error else _changed_in_place(compiled, str(error))
     return left_out(culprit.name) if len(compiled) > 1 and culprit in compiled else None
 
 

@@ -245,10 +245,10 @@ class Applier:
     def _discovered(self) -> None:
         found = self._watch.found
         self.is_applied = True
-        name_targets([*found.targets, *found.frozen], vars(sys.modules["__main__"]))
+        name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
         set_global_state(self.settings)
         try:
-            leave_out([*found.targets, *found.frozen], self.settings.parts)
+            leave_out(found.trained_and_frozen, self.settings.parts)
             apply_to_discovered(self.settings, found, self.own_compile)
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")

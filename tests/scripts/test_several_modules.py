@@ -123,7 +123,7 @@ def test_an_error_of_a_tensor_changed_in_place_names_the_module_that_holds_it(ca
         for (name, module), number in zip(modules.items(), calls, strict=True)
     ]
     found = Discovery(targets=targets)
-    session: Any = SimpleNamespace(settings=CompileSettings.parse("scope=full"), raised_in=None, found=found)
+    session: Any = SimpleNamespace(settings=CompileSettings.parse("scope=full"), found=found)
     buffers = [cast(Tensor, module.running_mean) for module in modules.values()]
     loss = (torch.ones(3, requires_grad=True) * buffers[0]).sum()
     for buffer in buffers:
