@@ -40,7 +40,8 @@ from compile_sweep.harness.steady import synchronize
 from compile_sweep.schema.outcome import Phase, reason_of_fallback
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics
-from compile_sweep.script.apply import (
+from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.in_place import (
     OwnCompile,
     apply_to_losses,
     apply_to_optimizers,
@@ -49,6 +50,7 @@ from compile_sweep.script.apply import (
     process_wide,
     set_global_state,
 )
+from compile_sweep.script.apply.padding import MOST_CHANGE, ROUNDINGS, Padder, change_of_outputs, why_not_padded
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
 from compile_sweep.script.discover import (
     MAX_STEPS,
@@ -62,11 +64,9 @@ from compile_sweep.script.discover import (
     shapes_of,
     size_of,
 )
-from compile_sweep.script.frozen import apply_to_discovered
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
-from compile_sweep.script.padding import MOST_CHANGE, ROUNDINGS, Padder, change_of_outputs, why_not_padded
 from compile_sweep.script.processes import ELSEWHERE, Processes
 from compile_sweep.script.steady_steps import Stream
 

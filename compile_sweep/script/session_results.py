@@ -18,10 +18,10 @@ from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script.apply import has_fused
+from compile_sweep.script.apply.huggingface import float32_experts
+from compile_sweep.script.apply.in_place import has_fused
+from compile_sweep.script.apply.padding import why_not_padded
 from compile_sweep.script.discover import Target, leaving_out
-from compile_sweep.script.huggingface import float32_experts
-from compile_sweep.script.padding import why_not_padded
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
 

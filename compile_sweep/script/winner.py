@@ -25,7 +25,8 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from compile_sweep.schema.short_names import resolve_name
-from compile_sweep.script.apply import (
+from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.in_place import (
     UNTIL_EXIT,
     OwnCompile,
     apply_to_losses,
@@ -36,7 +37,6 @@ from compile_sweep.script.apply import (
     set_global_state,
 )
 from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, leave_out, name_targets, unwrapped
-from compile_sweep.script.frozen import apply_to_discovered
 from compile_sweep.script.job import ScriptError, check_settings
 from compile_sweep.script.session import current
 

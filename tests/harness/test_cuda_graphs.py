@@ -20,8 +20,8 @@ from compile_sweep.harness.source_runtime import graphed_step
 from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script import apply
-from compile_sweep.script.apply import apply_to_optimizers, before_graphs
+from compile_sweep.script.apply import in_place
+from compile_sweep.script.apply.in_place import apply_to_optimizers, before_graphs
 from compile_sweep.script.discover import Target
 
 GRAPHS = CompileSettings.parse("scope=full,mode=reduce-overhead")
@@ -120,7 +120,7 @@ def test_a_scripts_compiled_step_finds_its_gradients_in_graphs_memory(number: in
     # A compiled call outside of forward and backward begins a new round of graphs' memory, unless steps are marked.
     marks: list[None] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
-    monkeypatch.setattr(apply, "_compile", lambda function, **arguments: function)
+    monkeypatch.setattr(in_place, "_compile", lambda function, **arguments: function)
     weights = [nn.Parameter(torch.ones(2)) for _ in range(number)]
     optimizers = [torch.optim.SGD([weight], lr=0.5) for weight in weights]
     apply_to_optimizers(CompileSettings.parse("scope=full,mode=reduce-overhead,optimizer=compiled"), optimizers)

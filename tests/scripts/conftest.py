@@ -20,7 +20,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.source_runtime import OWN_CODE
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.apply import UNTIL_EXIT
+from compile_sweep.script.apply.in_place import UNTIL_EXIT
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.run_one import run_script
 from compile_sweep.script.session import Kind, Session

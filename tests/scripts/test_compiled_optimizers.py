@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from compile_sweep.script.apply import with_tensor_rates
+from compile_sweep.script.apply.in_place import with_tensor_rates
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the step below torch's wrapper does not count

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.script import session_results
-from compile_sweep.script.huggingface import IN_AUTOCAST
+from compile_sweep.script.apply.huggingface import IN_AUTOCAST
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ from torch import nn
 
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import session_results
-from compile_sweep.script.apply import OwnCompile
+from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.in_place import OwnCompile
 from compile_sweep.script.discover import Discovery, Target
-from compile_sweep.script.frozen import apply_to_discovered
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow

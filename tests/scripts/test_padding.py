@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import compile_sweep
 from compile_sweep.script import session_results
+from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import Target
-from compile_sweep.script.padding import Padder, why_not_padded
 from tests.scripts.conftest import Run
 
 AS_WRITTEN = "scope=eager,as_written=on"

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers as tf
 
+from compile_sweep.script.apply.padding import Padder, change_of_outputs, why_not_padded
 from compile_sweep.script.discover import Target
-from compile_sweep.script.padding import Padder, change_of_outputs, why_not_padded
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}
 OF_BART = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}

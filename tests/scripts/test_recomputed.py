@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
-from compile_sweep.script.apply import UNTIL_EXIT, process_wide
+from compile_sweep.script.apply.in_place import UNTIL_EXIT, process_wide
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow

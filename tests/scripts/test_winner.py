@@ -24,7 +24,7 @@ from compile_sweep.run import main
 from compile_sweep.schema.errors import CompileSweepError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.apply import OwnCompile, apply_to_modules, apply_to_optimizers
+from compile_sweep.script.apply.in_place import OwnCompile, apply_to_modules, apply_to_optimizers
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError, ScriptJob, needs_launcher
 from compile_sweep.script.main_module import run_as_main
@@ -252,9 +252,9 @@ def test_by_hand_lengths_that_change_go_without_padded_products_before_torch_2_1
         asked.append((options or {}).get("shape_padding"))
         return forward
 
-    for place in ("apply", "winner"):
+    for place in ("apply.in_place", "winner"):
         monkeypatch.setattr(f"compile_sweep.script.{place}.torch_version", lambda: (2, 12))
-    monkeypatch.setattr("compile_sweep.script.apply._compile", compile_)
+    monkeypatch.setattr("compile_sweep.script.apply.in_place._compile", compile_)
     model = Net()
     compile_sweep.apply(model, settings="scope=full,dynamic=auto")
     for length in lengths:

@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script.apply import OwnCompile, apply_to_modules, calling, compiled_forward, wrap_call
+from compile_sweep.script.apply.huggingface import without_cache
+from compile_sweep.script.apply.in_place import OwnCompile, apply_to_modules, calling, compiled_forward, wrap_call
+from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import Discovery, Target, changing
-from compile_sweep.script.huggingface import without_cache
-from compile_sweep.script.padding import Padder, why_not_padded
 
 Call = Callable[..., Any]
 

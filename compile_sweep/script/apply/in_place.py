@@ -27,11 +27,11 @@ from compile_sweep.harness.source_runtime import checkpointed, graphed_step, mar
 from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.script.apply.huggingface import autocast_experts, without_cache
+from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
-from compile_sweep.script.huggingface import autocast_experts, without_cache
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
-from compile_sweep.script.padding import Padder, why_not_padded
 
 Call = Callable[..., Any]
 
