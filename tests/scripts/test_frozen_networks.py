@@ -188,7 +188,8 @@ def test_what_a_teacher_returns_outlasts_the_next_cuda_graph(scope: Scope) -> No
         x = torch.randn(4, 16, device="cuda")
         with torch.no_grad():
             expected = teacher(x)
-        (student(x) - expected).square().mean().backward()
+        difference = student(x) - expected
+        student.zero_grad()  # after the forward, as with optimizer.zero_grad() right before loss.backward()
+        difference.square().mean().backward()
         torch.testing.assert_close(expected, eager(x))
-        student.zero_grad()
     assert counters["inductor"]["cudagraph_skips"] == 0

@@ -154,10 +154,11 @@ def apply_to_modules(
     compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call] = compiled_forward,
     own_compile: "OwnCompile | None" = None,
     optimizers: Sequence[Optimizer] = (),
+    frozen: Sequence[nn.Module] = (),
 ) -> None:
     """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be.
 
-    An evaluation runs eagerly unless `own_compile` says that the script compiles the module: its lengths would use up the limit
+    `frozen` are networks that the script calls too and that are compiled already. An evaluation runs eagerly unless `own_compile` says that the script compiles the module: its lengths would use up the limit
     on graphs, and CUDA graphs, under which it always runs eagerly, would overwrite outputs that it collects.
     """
     if settings.stance is not None:
@@ -181,7 +182,9 @@ def apply_to_modules(
             if settings.scope is Scope.NESTED:
                 block.forward = nested(block)
     if settings.scope is not Scope.EAGER:
-        _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile, optimizers)
+        trained = compilable(targets)
+        _compile_modules(settings, trained, block_shapes, compiled, own_compile)
+        before_graphs(settings, trained, optimizers, frozen)
     if settings.use_cache is False:
         for target in targets:
             wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
@@ -200,13 +203,11 @@ def _compile_modules(
     block_shapes: Mapping[nn.Module, list[Shapes]],
     compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call],
     own_compile: "OwnCompile | None",
-    optimizers: Sequence[Optimizer],
 ) -> None:
     for module, dims in _compiled_apart(settings, targets, block_shapes):
         evaluates = own_compile is not None and own_compile.includes(module) and not settings.claims_cudagraphs
         forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, module)
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
-    before_graphs(settings, targets, optimizers)
 
 
 def wrap_call(module: nn.Module, around: Callable[[Call], Call]) -> None:
@@ -233,19 +234,21 @@ def compilable(targets: Sequence[Target]) -> list[Target]:
     )
 
 
-def before_graphs(settings: CompileSettings, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> None:
-    """Copies gradients that are kept for a later backward out of the memory of CUDA graphs, before a target is called.
+def before_graphs(
+    settings: CompileSettings, targets: Sequence[Target], optimizers: Sequence[Optimizer], frozen: Sequence[nn.Module] = ()
+) -> None:
+    """Copies gradients out of the memory of CUDA graphs before a target or a frozen network is called.
 
-    A graph's gradients become those of the parameters without a copy, and the next call of the graph overwrites them. Scripts
-    that accumulate gradients, or zero them late or in place, need them longer.
+    A graph's gradients become those of the parameters without a copy, and the first graph that is called after the backward pass
+    overwrites them, whichever it is. Scripts that accumulate gradients, or zero them late or in place, need them longer.
     """
     if not settings.claims_cudagraphs:
         return
     keeper = _GradientKeeper([parameter for target in targets for parameter in target.module.parameters()])
     for optimizer in optimizers:
         optimizer.register_step_post_hook(keeper.after_step)
-    for target in targets:
-        wrap_call(target.module, keeper.before)
+    for module in (*(target.module for target in targets), *frozen):
+        wrap_call(module, keeper.before)
 
 
 class _GradientKeeper:
