@@ -40,6 +40,10 @@ class Protocol:
     """Maximum number of batches in a block of eager reference steps."""
     eager_budget_s: float = 10.0
     """Seconds for all eager blocks together; slow steps make blocks shorter, and very slow ones have none."""
+    fallback_patience_s: float = 60.0
+    """Seconds of compiling and warming up after which a script's run ends if something fell back to eager."""
+    remedy_patience_s: float = 0.0
+    """The same if a setting is known that may mend it."""
     real_passes: int = 3
     """Number of passes over the loader's batches, with pipeline=real."""
 

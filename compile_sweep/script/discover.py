@@ -7,13 +7,11 @@ optimizer's step; with several optimizers, with the step of the one that complet
 """
 
 import inspect
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from compile_sweep.contract.inspect_model import repeated_blocks, tensors_in
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
-from compile_sweep.schema.part_settings import PartSettings, left_out, settings_of_part
+from compile_sweep.schema.part_settings import PartSettings, settings_of_part
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 
@@ -479,27 +477,6 @@ def leave_out(targets: list[Target], parts: Sequence[tuple[str, PartSettings]] |
         target.is_left_out = settings_of_part(parts, target.name).compile is False
     if all(target.is_left_out for target in targets):
         raise ScriptError("the settings leave all modules of the script eager; use scope=eager, or leave a compile=off out")
-
-
-def leaving_out(compiled: Sequence[Target], fallbacks: Iterable[str]) -> list[str]:
-    """Returns a sentence with the settings that leave out the modules to which fallbacks belong; none unless others are compiled.
-
-    Args:
-        compiled: Targets that settings compile.
-        fallbacks: A record's `fallbacks`, which name the class whose forward runs eagerly.
-    """
-    classes = [(target, {type(part).__qualname__ for part in target.module.modules()}) for target in compiled]
-    theirs = []
-    for text in fallbacks:
-        named = {*chain(*re.findall(r" of (?:class )?([\w.<>]+)|([\w.<>]+)\.forward ", text))}
-        owners = [target for target, names in classes if names & named]
-        theirs.append(owners[0] if len(owners) == 1 else None)
-    found = {target.name: left_out(target.name) for target in compiled if target in theirs}
-    if None in theirs or None in found.values() or not 0 < len(found) < len(compiled):
-        return []
-    return [
-        f"what runs eagerly is in {' and '.join(found)}: try {','.join(map(str, found.values()))} to compile the others alone"
-    ]
 
 
 def is_of_the_loop() -> bool:

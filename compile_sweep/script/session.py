@@ -37,7 +37,7 @@ from compile_sweep.harness.numerics.references import RANDOM_REPEATS, kernel_rou
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import synchronize
-from compile_sweep.schema.outcome import Phase, reason_of_fallback
+from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics
 from compile_sweep.script.apply.frozen import apply_to_discovered
@@ -59,11 +59,11 @@ from compile_sweep.script.discover import (
     Watch,
     is_of_the_loop,
     leave_out,
-    leaving_out,
     name_targets,
     shapes_of,
     size_of,
 )
+from compile_sweep.script.fallback import FallbackWatch
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
@@ -101,12 +101,6 @@ TAKES_OVER_AFTER = 2
 """Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
 MAX_RESTARTS = 3  # maximum number of restarts of the timing because something compiled
-
-PATIENCE_S = 60.0
-"""Seconds of compiling and warming up after which a run ends if something runs eagerly that should be compiled.
-
-The setting cannot be used then, whatever its speed, and the rest may take minutes: a T5-base compiled for 190 s more.
-"""
 
 
 class Stop(BaseException):
@@ -301,6 +295,7 @@ class Session:
                 self._refuse_padding()
             leave_out(found.trained_and_frozen, self.settings.parts)
             memory.reset_peaks(self.device)
+            self._fallbacks = FallbackWatch(self.settings, found.all_compiled, self.protocol)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
             set_global_state(self.settings)
@@ -555,12 +550,10 @@ class Session:
         return self.kind is Kind.MEASURED and (own or self.settings.scope is not Scope.EAGER)
 
     def _fell_back(self, found: Diagnostics) -> None:
-        elapsed_s = time.perf_counter() - self._began
-        if self._clock is None or self.stream is not None or self.is_over or elapsed_s < PATIENCE_S:
+        if self._clock is None or self.stream is not None or self.is_over:
             return
-        others = leaving_out(self.found.all_compiled, found.fallbacks)
-        why = [reason_of_fallback(found.fallbacks, found.graph_break_reasons), *others]
-        self._fail(FellBackError(f"{'; '.join(why)}; the trial ended after {elapsed_s:.0f} s of compiling and warming up"))
+        if why := self._fallbacks.why_to_end(found, time.perf_counter() - self._began):
+            self._fail(FellBackError(why))
 
     def _fail(self, error: BaseException) -> None:
         self.error = error

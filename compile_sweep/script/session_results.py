@@ -21,7 +21,8 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply.huggingface import float32_experts
 from compile_sweep.script.apply.in_place import has_fused
 from compile_sweep.script.apply.padding import why_not_padded
-from compile_sweep.script.discover import Target, leaving_out
+from compile_sweep.script.discover import Target
+from compile_sweep.script.fallback import leaving_out
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
 

@@ -34,7 +34,14 @@ from orchestrator.plan.scripts import with_baseline
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import ForkedScriptRuns
 
-SHORT = {"compared_steps": 5, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
+SHORT = {
+    "compared_steps": 5,
+    "min_passes": 2,
+    "max_passes": 2,
+    "min_window_s": 0.0,
+    "cpu_window_s": 0.0,
+    "remedy_patience_s": 60.0,  # because there is no other run in which the remedy is tried
+}
 """Fields of the measuring protocol: times are rough, findings are not."""
 
 SCRIPT_BUDGET_S = 100.0

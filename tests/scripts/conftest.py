@@ -26,7 +26,14 @@ from compile_sweep.script.run_one import run_script
 from compile_sweep.script.session import Kind, Session
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SHORT = {"compared_steps": 3, "min_passes": 2, "max_passes": 2, "min_window_s": 0.0, "cpu_window_s": 0.0}
+SHORT = {
+    "compared_steps": 3,
+    "min_passes": 2,
+    "max_passes": 2,
+    "min_window_s": 0.0,
+    "cpu_window_s": 0.0,
+    "remedy_patience_s": 60.0,  # so that all figures of a run are there, even if it fell back
+}
 
 Run = Callable[..., tuple[Session, BaseException | None]]
 

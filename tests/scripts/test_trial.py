@@ -28,7 +28,8 @@ from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
 from compile_sweep.harness.numerics.references import MORE_PERTURBED
 from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.causes.places import place_of
-from compile_sweep.schema.outcome import Death, Label, Phase, judge_death, judge_measurement
+from compile_sweep.schema.causes.remedies import remedy_of
+from compile_sweep.schema.outcome import Death, Label, Phase, Verdict, judge_death, judge_measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics, run_one, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
@@ -157,9 +158,7 @@ def test_an_error_of_the_compilers_is_told_as_that_with_what_helps(from_compiler
 
 @pytest.mark.slow
 @pytest.mark.parametrize("patience_s", [0.0, 60.0])
-def test_a_run_ends_when_what_falls_back_compiles_for_long(
-    patience_s: float, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_when_what_falls_back_compiles_for_long(patience_s: float, run: Run, folder: Path) -> None:
     (folder / "falls_back.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -178,24 +177,59 @@ def test_a_run_ends_when_what_falls_back_compiles_for_long(
         "    optimizer.step()\n"
         "    optimizer.zero_grad()\n"
     )
-    monkeypatch.setattr("compile_sweep.script.session.PATIENCE_S", patience_s)
-    session, error = run("falls_back.py", "scope=full,dynamic=auto,backend=aot_eager")
+    session, error = run("falls_back.py", "scope=full,dynamic=auto,backend=aot_eager", fallback_patience_s=patience_s)
     assert error is None
     if patience_s:
         assert session.error is None
         verdict = judge_measurement(measurement(session).to_dict() | {"numerics": {"status": "ok"}}, claims_cudagraphs=False)
     else:
         assert session.stream is None
-        name = f"{type(session.error).__module__}.{type(session.error).__qualname__}"
-        death = Death(
-            phase="warming-up", in_phase_s=1.0, elapsed_s=1.0, compile_deadline_s=60.0, trial_deadline_s=90.0,
-            error_type=name, error_text=str(session.error),
-        )  # fmt: skip
-        verdict = judge_death(death)
+        verdict = judged(session.error)
     assert verdict.label is Label.SILENT_FALLBACK
     assert verdict.reason is not None
     assert "falls_back.py" in verdict.reason
     assert ("of compiling and warming up" in verdict.reason) is not bool(patience_s)
+
+
+def judged(error: BaseException | None) -> Verdict:
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    seconds = {"in_phase_s": 1.0, "elapsed_s": 1.0, "compile_deadline_s": 60.0, "trial_deadline_s": 90.0}
+    return judge_death(Death(phase="warming-up", error_type=name, error_text=str(error), **seconds))
+
+
+@pytest.mark.slow
+def test_a_run_ends_at_once_where_a_setting_is_known_that_may_mend_what_falls_back(run: Run, folder: Path) -> None:
+    (folder / "reads_values.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)\n"
+        "    def forward(self, x):\n"
+        "        for _ in range(2):\n"
+        "            x = self.first(x)\n"
+        "            x = x / max(1.0, x.detach().abs().max().item())\n"
+        "        return self.last(x)\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    model(torch.randn(4, 8)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    settings, remedy = "scope=full,dynamic=auto,backend=aot_eager", "dynamo.capture_scalar_outputs=on"
+    session, error = run("reads_values.py", settings, remedy_patience_s=0.0)
+    assert error is None
+    assert session.stream is None
+    assert str(session.error).endswith(f"s of compiling and warming up, because {remedy} may mend it")
+    verdict = judged(session.error)
+    record = {"label": verdict.label, "reason": verdict.reason}
+    assert verdict.label is Label.SILENT_FALLBACK
+    assert remedy_of(record) == remedy
+    assert remedy_of(record, tried=[remedy]) is None
+    session, error = run("reads_values.py", f"{settings},{remedy}", remedy_patience_s=0.0)
+    assert error is session.error is None
+    assert measurement(session).fallbacks == []
 
 
 def test_a_run_that_fell_back_is_told_apart_and_in_its_own_words() -> None:

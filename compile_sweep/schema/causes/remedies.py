@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping
 from typing import Any
 
-from compile_sweep.schema.causes.breaks import cause_of_break
+from compile_sweep.schema.causes.breaks import BREAKS, cause_of_break
 from compile_sweep.schema.causes.errors import cause_of_error
 from compile_sweep.schema.causes.guards import cause_of_limit
 from compile_sweep.schema.part_settings import left_out_in
@@ -19,6 +19,8 @@ def remedy_of(record: Mapping[str, Any], tried: Container[str] = ()) -> str | No
     named = (record.get("numerics") or {}).get("remedy")
     found = [str(named)] if named else _by_causes(record)
     said = "\n".join([record.get("reason") or "", *(record.get("findings") or ())])
+    if record.get("label") == "silent-fallback":  # a trial that ended at once has its reason alone
+        found += [cause.remedy for cause in BREAKS if cause.remedy and cause.remedy in said]
     if record.get("label") in ("compile-error", "silent-fallback") and (spared := left_out_in(said)):
         found.append(spared)
     return next((remedy for remedy in found if remedy not in tried), None)

@@ -22,9 +22,7 @@ def apply_to_discovered(settings: CompileSettings, found: Discovery, own_compile
     """Applies settings to the modules of a script; raises ScriptError if nothing that it trains can be compiled."""
     apply_to_frozen(settings, found)
     frozen, optimizers = [target.module for target in found.frozen], found.optimizers
-    apply_to_modules(
-        settings, found.targets, found.block_shapes, own_compile=own_compile, optimizers=optimizers, frozen=frozen
-    )
+    apply_to_modules(settings, found.targets, found.block_shapes, own_compile=own_compile, optimizers=optimizers, frozen=frozen)
 
 
 def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:

@@ -158,8 +158,9 @@ def apply_to_modules(
 ) -> None:
     """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be.
 
-    `frozen` are networks that the script calls too and that are compiled already. An evaluation runs eagerly unless `own_compile` says that the script compiles the module: its lengths would use up the limit
-    on graphs, and CUDA graphs, under which it always runs eagerly, would overwrite outputs that it collects.
+    `frozen` are networks that the script calls too and that are compiled already. An evaluation runs eagerly unless `own_compile`
+    says that the script compiles the module: its lengths would use up the limit on graphs, and CUDA graphs, under which it always
+    runs eagerly, would overwrite outputs that it collects.
     """
     if settings.stance is not None:
         torch.compiler.set_stance(cast(Any, settings.stance))  # a literal's type is its own in some versions of torch

@@ -1,0 +1,68 @@
+"""What a script's run does when something runs eagerly that its settings compile."""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from compile_sweep.harness.diagnostics.capture import Diagnostics
+from compile_sweep.harness.protocol import Protocol
+from compile_sweep.schema.causes.remedies import remedy_of
+from compile_sweep.schema.outcome import Label, reason_of_fallback
+from compile_sweep.schema.part_settings import left_out
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.discover import Target
+
+
+class FallbackWatch:
+    """Decides when a run ends because of a fallback: its settings cannot be used whatever their speed.
+
+    The rest may take minutes: a T5-base compiled for 190 s more. If a setting is known that may mend the fallback, a run with it
+    is worth more than the rest of this one.
+    """
+
+    def __init__(self, settings: CompileSettings, compiled: Sequence[Target], protocol: Protocol) -> None:
+        self._settings, self._compiled, self._protocol = settings, compiled, protocol
+        self._seen = (0, 0)
+        self._reason = ""
+        self._remedy: str | None = None
+
+    def why_to_end(self, found: Diagnostics, elapsed_s: float) -> str | None:
+        """Returns why a run ends now, `elapsed_s` seconds after its beginning; None if it goes on."""
+        seen = (len(found.fallbacks), len(found.graph_break_reasons))
+        if seen != self._seen:  # this is asked at each of torch's messages
+            self._seen = seen
+            why = [reason_of_fallback(found.fallbacks, found.graph_break_reasons), *leaving_out(self._compiled, found.fallbacks)]
+            self._reason = "; ".join(why)
+            record = {
+                "label": Label.SILENT_FALLBACK,
+                "reason": self._reason,
+                "graph_break_reasons": found.graph_break_reasons,
+            }
+            self._remedy = remedy_of(record, tried=self._settings.key.split(","))
+        patience_s = self._protocol.remedy_patience_s if self._remedy else self._protocol.fallback_patience_s
+        if elapsed_s < patience_s:
+            return None
+        ended = f"the trial ended after {elapsed_s:.0f} s of compiling and warming up"
+        because = f", because {self._remedy} may mend it" if self._remedy else ""
+        return f"{self._reason}; {ended}{because}"
+
+
+def leaving_out(compiled: Sequence[Target], fallbacks: Iterable[str]) -> list[str]:
+    """Returns a sentence with the settings that leave out the modules to which fallbacks belong; none unless others are compiled.
+
+    Args:
+        compiled: Targets that settings compile.
+        fallbacks: A record's `fallbacks`, which name the class whose forward runs eagerly.
+    """
+    classes = [(target, {type(part).__qualname__ for part in target.module.modules()}) for target in compiled]
+    theirs = []
+    for text in fallbacks:
+        named = {*chain(*re.findall(r" of (?:class )?([\w.<>]+)|([\w.<>]+)\.forward ", text))}
+        owners = [target for target, names in classes if names & named]
+        theirs.append(owners[0] if len(owners) == 1 else None)
+    found = {target.name: left_out(target.name) for target in compiled if target in theirs}
+    if None in theirs or None in found.values() or not 0 < len(found) < len(compiled):
+        return []
+    return [
+        f"what runs eagerly is in {' and '.join(found)}: try {','.join(map(str, found.values()))} to compile the others alone"
+    ]
