@@ -42,7 +42,7 @@ class FallbackWatch:
         patience_s = self._protocol.remedy_patience_s if self._remedy else self._protocol.fallback_patience_s
         if elapsed_s < patience_s:
             return None
-        ended = f"the trial ended after {elapsed_s:.0f} s of compiling and warming up"
+        ended = f"the trial ended after {elapsed_s:.1f} s of compiling and warming up"
         because = f", because {self._remedy} may mend it" if self._remedy else ""
         return f"{self._reason}; {ended}{because}"
 
