@@ -1,6 +1,6 @@
 """The last lines of a sweep on the terminal: the verdict, and the settings worth naming with what each gains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,10 @@ from analysis.page.verdict import none_usable
 from analysis.recommend import Recommendation, recommend, verdict
 from analysis.training_command import training_command
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.settings import CompileSettings
+
+FINE = 0.1
+"""Error of one layer's gradient that may go unseen without a word at the end of a sweep."""
 
 
 class NamedSetting(NamedTuple):
@@ -40,6 +44,10 @@ class Ending(NamedTuple):
     training_command: str | None
     """Command that trains the sweep's script with that setting; None without such a setting, or for a workload."""
     is_known: bool
+    finer_check: str | None = None
+    """Key of the same setting with eager's random numbers, whose gradients can be compared with eager's; None where that would
+    show no more, or was measured.
+    """
 
 
 def ending(folder: Path) -> Ending:
@@ -53,7 +61,19 @@ def ending(folder: Path) -> Ending:
     is_baseline = found.baseline is not None and found.trial.name == found.baseline.name
     stays = is_baseline or (found.decision.outcome is Outcome.UNCLEAR and not _probably_saves(found))
     key, command = (None, None) if stays else (str(found.trial["settings_key"]), training_command(folder, found.trial))
-    return Ending(verdict(found), list(_named(found)), key, command, True)
+    return Ending(verdict(found), list(_named(found)), key, command, True, None if stays else _finer_check(df, found.trial))
+
+
+def _finer_check(df: pd.DataFrame, trial: pd.Series) -> str | None:
+    setting = CompileSettings.parse(str(trial["settings_key"]))
+    numerics = found if isinstance(found := trial.get("numerics"), Mapping) else {}
+    checked = numerics.get("gradient_check")
+    if not isinstance(checked, Mapping) or not numerics["random"] or setting.draws_eagers:
+        return None
+    allowed = checked["allowed"]
+    is_fine = checked["beside_eager"] or (allowed <= FINE if allowed is not None else not checked["evaluations"])
+    key = CompileSettings.parse(f"{setting.key},inductor.fallback_random=on").key
+    return None if is_fine or key in set(df["settings_key"]) else key
 
 
 def _named(found: Recommendation) -> Iterator[NamedSetting]:

@@ -256,12 +256,12 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     if undone or (search is not None and stages.left()):
         printed.show_rest(console, undone, again)
     printed.show_warnings(console, stages.tracking.finish(report))
-    printed.show_commands(console, _next(config, output, ended))
+    printed.show_commands(console, _next(config, output, ended, again))
     say(console, f"report: {report}")
     return interrupted
 
 
-def _next(config: SweepConfig, output: Path, ended: Ending) -> dict[str, str]:
+def _next(config: SweepConfig, output: Path, ended: Ending, again: str) -> dict[str, str]:
     """Returns commands for the next steps that work with what the sweep found, by purpose."""
     folder = shlex.quote(str(output))
     commands: dict[str, str] = {}
@@ -271,6 +271,8 @@ def _next(config: SweepConfig, output: Path, ended: Ending) -> dict[str, str]:
         else:
             commands["trains with this setting"] = ended.training_command
             commands |= library_equivalents(ScriptJob.from_dict(config.script or {}), ended.settings_key)
+    if ended.finer_check is not None:
+        commands["compares its gradients with eager's, which its random numbers hide"] = f"{again} --settings {ended.finer_check}"
     if ended.is_known:
         commands["for another length of the job"] = f"compile-sweep recommend {folder} --steps 1M"
     return commands | {"as a page, also while a sweep runs": f"compile-sweep report {folder} --watch"}

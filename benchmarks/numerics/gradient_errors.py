@@ -52,8 +52,22 @@ from compile_sweep.schema.settings import CompileSettings
 PROG = "python -m benchmarks.numerics.gradient_errors"
 
 ERRORS = (0.005, 0.01, 0.02, 0.05, 0.2, 0.0)
-KINDS = tuple(itertools.product((False, True), (0.0, 0.1)))
-"""Whether under autocast, and the dropout."""
+
+
+class Kind(NamedTuple):
+    """A kind of step."""
+
+    autocast: bool
+    dropout: float
+    draws_eagers: bool = False  # as Inductor does with inductor.fallback_random=on
+
+    @property
+    def title(self) -> str:
+        drawn = ", eager's random numbers" if self.draws_eagers else ""
+        return f"{'bfloat16 autocast' if self.autocast else 'float32'}, dropout {self.dropout:g}{drawn}"
+
+
+KINDS = (Kind(False, 0.0), Kind(False, 0.1), Kind(False, 0.1, True), Kind(True, 0.0), Kind(True, 0.1), Kind(True, 0.1, True))
 CHECKS_AT_ONCE = 10  # checks of right steps in one task, which compiles once
 
 CPU = torch.device("cpu")
@@ -88,7 +102,7 @@ class Transformer(nn.Module):
         return self.head(self.blocks(self.embed(ids)))
 
 
-def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> GradientCheck:
+def injected(error: float, *, seed: int, dropout: float, autocast: bool, draws_eagers: bool) -> GradientCheck:
     """Checks a step whose gradient of one layer, drawn by the seed, is (1 + error) times the true one."""
     seed_all(seed)
     model = Transformer(dropout)
@@ -98,7 +112,7 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
     is_eager = False
 
     def run() -> float:
-        if is_eager:
+        if is_eager and not draws_eagers:
             torch.rand(1)  # so that eager draws other random numbers, as it does beside Inductor
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
@@ -122,7 +136,9 @@ def injected(error: float, *, seed: int, dropout: float, autocast: bool) -> Grad
 
     step = Differentiated.of_model(model, run, CPU)
     rounding = 2.0**-9 if autocast else 2.0**-24
-    found = check_gradients(step, rounding=rounding, draws=dropout > 0, eagerly=eagerly, precisely=precisely)
+    found = check_gradients(
+        step, rounding=rounding, draws=dropout > 0, draws_eagers=draws_eagers, eagerly=eagerly, precisely=precisely
+    )
     if found.outcome is Outcome.WRONG and layer not in found.layers:
         print(f"another layer was named than {layer}: {', '.join(found.layers)}", file=sys.stderr)
     return found
@@ -271,18 +287,12 @@ def _check(options: Options) -> int:
     for name, seed in itertools.product(names, range(-(-options.checks // CHECKS_AT_ONCE))):
         tasks[f"{name}, seed {seed}"] = ("right", {"name": name, "seed": seed})
     for kind, error, seed in itertools.product(KINDS, ERRORS, range(options.trials)):
-        autocast, dropout = kind
-        arguments = {"error": error, "seed": seed, "dropout": dropout, "autocast": autocast}
-        tasks[f"{_title(kind)}, error {error:g}, seed {seed}"] = ("injected", arguments)
+        tasks[f"{kind.title}, error {error:g}, seed {seed}"] = ("injected", {"error": error, "seed": seed, **kind._asdict()})
     # By its module's name, because a spawned process cannot import `__main__` as its own.
     run = import_module("benchmarks.numerics.gradient_errors").checked
     found = divided(options.output, tasks, run, options.processes)
     print(_report(found, names))
     return 0 if found.keys() == tasks.keys() else 1
-
-
-def _title(kind: tuple[bool, float]) -> str:
-    return f"{'bfloat16 autocast' if kind[0] else 'float32'}, dropout {kind[1]:g}"
 
 
 def _report(found: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -293,7 +303,7 @@ def _report(found: Mapping[str, Any], names: Sequence[str]) -> str:
 
     heads = [f"{100 * error:g} %" for error in ERRORS if error]
     lines = [f"| | {' | '.join(heads)} | correct ones called wrong | skipped |", "|---" * (len(heads) + 3) + "|"]
-    for title in map(_title, KINDS):
+    for title in (kind.title for kind in KINDS):
         counts = [Counter(check["outcome"] for check in checks_of(f"{title}, error {error:g}")) for error in ERRORS]
         cells = [f"{count[Outcome.WRONG.value]} of {count.total()}" for count in counts]
         skipped = sum((count[Outcome.SKIPPED.value] for count in counts), 0)

@@ -402,9 +402,8 @@ class CompileSettings:
 
     def with_batch_size(self, size: int | None) -> Self:
         """Returns the settings with another batch size; None for the workload's own."""
-        others = [option for option in self.workload or () if option[0] != "batch_size"]
-        chosen = others if size is None else [*others, ("batch_size", size)]
-        return replace(self, workload=tuple(sorted(chosen)) or None)
+        chosen = {**dict(self.workload or ()), "batch_size": size}
+        return replace(self, workload=tuple(sorted((name, value) for name, value in chosen.items() if value is not None)) or None)
 
     @property
     def tunes(self) -> bool:
@@ -412,6 +411,11 @@ class CompileSettings:
         modes = {self.mode, *(part.mode for _, part in self.parts or ())}
         by_option = any(name.startswith(_TIMES_KERNELS) and value is True for name, value in self.options or ())
         return by_option or bool(modes & {Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS})
+
+    @property
+    def draws_eagers(self) -> bool:
+        """Whether compiled code draws eager's random numbers; Inductor has its own, unless fallback_random=on."""
+        return self.backend in ("eager", "aot_eager") or dict(self.options or ()).get("fallback_random") is True
 
     @property
     def marks(self) -> bool:

@@ -73,13 +73,21 @@ class CallRecorder:
 
 
 def check_calls(
-    calls: Mapping[Target, RecordedCall], run: Mapping[Target, Callable[..., Any]], rounding: Callable[[Target], float]
+    calls: Mapping[Target, RecordedCall],
+    run: Mapping[Target, Callable[..., Any]],
+    rounding: Callable[[Target], float],
+    *,
+    draws_eagers: bool = False,
 ) -> GradientCheck:
-    """Checks the gradients of modules as the script calls them now; all workers of a group must call this together."""
+    """Checks the gradients of modules as the script calls them now; all workers of a group must call this together.
+
+    Args:
+        draws_eagers: Whether compiled code draws the random numbers that eager code draws from the same seed.
+    """
     found: dict[str, GradientCheck] = {}
     for target, recorded in calls.items():
         try:
-            found[target.name] = _check(target, recorded, run[target], rounding(target))
+            found[target.name] = _check(target, recorded, run[target], rounding(target), draws_eagers=draws_eagers)
         except RuntimeError as error:  # for example, the call cannot be repeated, or memory does not suffice
             if num_workers() > 1:  # others wait for this worker
                 raise
@@ -103,7 +111,9 @@ def together(found: Mapping[str, GradientCheck]) -> GradientCheck:
     )
 
 
-def _check(target: Target, recorded: RecordedCall, run: Callable[..., Any], rounding: float) -> GradientCheck:
+def _check(
+    target: Target, recorded: RecordedCall, run: Callable[..., Any], rounding: float, *, draws_eagers: bool
+) -> GradientCheck:
     module, device = target.module, target.device
     if any(hasattr(weights, "to_local") for weights in module.parameters()) or _is_sharded(target.called):
         return skipped("parameters are sharded over workers")
@@ -126,7 +136,14 @@ def _check(target: Target, recorded: RecordedCall, run: Callable[..., Any], roun
         device=device,
     )
     precisely = None if recorded.autocast is None else run_precisely
-    return check_gradients(subject, rounding=rounding, draws=target.draws, eagerly=run_eagerly, precisely=precisely)
+    return check_gradients(
+        subject,
+        rounding=rounding,
+        draws=target.draws,
+        draws_eagers=draws_eagers,
+        eagerly=run_eagerly,
+        precisely=precisely,
+    )
 
 
 class _Call:

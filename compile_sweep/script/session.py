@@ -540,7 +540,8 @@ class Session:
             self._on_phase(Phase.CHECKING)
             if self._compiles_modules:
                 runs = {target: inner_call(target, run) for target, run in self._inner.items()}
-                self.gradient_check = check_calls(self._calls.calls, runs, numerics.rounding_of)
+                same = self.settings.draws_eagers
+                self.gradient_check = check_calls(self._calls.calls, runs, numerics.rounding_of, draws_eagers=same)
         self._over(stops=stops)
 
     @property

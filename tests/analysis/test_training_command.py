@@ -16,6 +16,7 @@ from analysis.final_summary import ending
 from analysis.page.page import report_page
 from analysis.training_command import swept_script, training_command
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.winner import settings_of
 
@@ -65,6 +66,36 @@ def test_the_command_starts_the_script_as_the_trial_did(
     found = swept_script(script)
     assert found is not None
     assert found.command(row, "DIR", current=os.getcwd()) == command.replace("HERE", os.getcwd())
+
+
+@pytest.mark.parametrize(
+    ("check", "added", "offered"),
+    [
+        ({"allowed": 0.35}, "", True),
+        ({"allowed": 0.03}, "", False),
+        ({"allowed": None}, "", True),
+        ({"allowed": None, "evaluations": 0}, "", False),
+        ({"allowed": 0.35, "beside_eager": True}, "", False),
+        ({"allowed": 0.35}, ",inductor.fallback_random=on", False),
+        ({"allowed": 0.35}, ",backend=aot_eager", False),
+    ],
+)
+def test_a_check_with_eagers_random_numbers_is_offered_where_the_own_ones_hide_errors(
+    check: dict[str, Any], added: str, offered: bool, make_sweep: MakeSweep
+) -> None:
+    def numerics(*, random: bool) -> dict[str, Any]:
+        found = {"outcome": "ok", "beside_eager": False, "evaluations": 60, **check}
+        return {"status": "ok", "random": random, "gradient_check": found}
+
+    def finer(name: str, *more: TrialRecord, random: bool = True) -> str | None:
+        compiled = trial(f"{WINNER}{added}", 1000, 20, numerics=numerics(random=random))
+        return ending(make_sweep([trial(AS_WRITTEN, 500, 0.1), compiled, *more], name=name)).finer_check
+
+    key = CompileSettings.parse(f"{WINNER},inductor.fallback_random=on").key
+    assert finer("random") == (key if offered else None)
+    assert finer("not random", random=False) is None
+    if offered:
+        assert finer("measured", trial(key, 600, 20, numerics=numerics(random=True))) is None
 
 
 def test_a_workload_has_no_such_command(make_sweep: MakeSweep) -> None:

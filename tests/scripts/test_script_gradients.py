@@ -143,6 +143,21 @@ def test_a_convolutions_gradient_in_half_precision_is_seen_beside_eagers(factor:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("option", "factor"), [("on", 1.04), ("on", 1.0), ("off", 1.04)])
+def test_a_few_per_cent_of_a_layer_are_seen_under_dropout_where_inductor_draws_eagers_random_numbers(
+    option: str, factor: float, run: Run, folder: Path
+) -> None:
+    settings = f"scope=full,dynamic=auto,inductor.fallback_random={option}"
+    session, error = run(spoiled(folder, factor, 0.1, autocast=True), settings)
+    assert error is session.error is None
+    found = session.gradient_check
+    assert found is not None
+    assert found.beside_eager is (option == "on")
+    is_seen = option == "on" and factor > 1
+    assert (found.outcome is Outcome.WRONG, list(found.layers)) == (is_seen, ["head"] * is_seen)
+
+
+@pytest.mark.slow
 def test_where_nothing_is_compiled_nothing_is_checked(run: Run, folder: Path) -> None:
     session, error = run(spoiled(folder, 1.5), "scope=eager,optimizer=fused")
     assert error is session.error is None

@@ -27,8 +27,8 @@ A gradient also holds noise of rounding, which agrees with itself: projected on 
 share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a factor of three (docs/log.md). So the direction is
 taken next to the start, at weights that differ by a few roundings, where the noise is another.
 
-Where nothing is random, gradients in half precision are first compared with eager's (`beside_eager.py`). If that sees errors as
-small in enough layers, it spares the finite differences.
+Where nothing is random, or compiled code draws eager's random numbers, gradients in half precision are first compared with
+eager's (`beside_eager.py`). If that sees errors as small in enough layers, it spares the finite differences.
 
 Output: a `GradientCheck`. Afterwards parameters, buffers, gradients and random states are what they were.
 """
@@ -49,7 +49,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compile_sweep.harness.numerics.beside_eager import Comparison, compare
+from compile_sweep.harness.numerics.beside_eager import NUM_SEEDS, Comparison, compare, draws_alike
 from compile_sweep.harness.numerics.finite_differences import (
     NOISE_MARGIN,
     NUM_PROBES,
@@ -159,10 +159,13 @@ def check_gradients(
     draws: bool,
     eagerly: Callable[[], AbstractContextManager[Any]],
     precisely: Callable[[], AbstractContextManager[Any]] | None = None,
+    draws_eagers: bool = False,
 ) -> GradientCheck:
     """Checks the gradients of a compiled step; all workers of a group must call this together.
 
     Args:
+        draws: Whether the step draws random numbers.
+        draws_eagers: Whether compiled code should then draw the same as eager code from the same seed, which is verified.
         precisely: Makes eager code compute in full precision, for a comparison with its gradients; None for no comparison.
     """
     if rounding >= FLOAT8_ROUNDING:
@@ -170,13 +173,18 @@ def check_gradients(
     precision = next(one for bound, one in PRECISIONS if rounding <= bound)
     if reason := _unfit(step.parameters.values()):
         return skipped(reason)
+    evaluations = 0
+    if draws and draws_eagers:  # if it does, the loss is the same function of the weights to both
+        draws = not draws_alike(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly)
+        evaluations = 2 * NUM_SEEDS
     other = None
     if not draws and precisely is not None and precision.is_half:
         other = compare(step, precision, rounding=rounding, seed=_SEED, eagerly=eagerly, precisely=precisely)
         if other is not None and (other.wrong or (other.share >= LEAST_CHECKED and other.allowed <= FINE)):
-            return _seen_beside(other, other.evaluations)
+            return _seen_beside(other, evaluations + other.evaluations)
     found = _by_finite_differences(step, precision, rounding, draws, eagerly)
-    return found if found.outcome is Outcome.WRONG else _beside(found, other)
+    found = found if found.outcome is Outcome.WRONG else _beside(found, other)
+    return replace(found, evaluations=found.evaluations + evaluations)
 
 
 def _by_finite_differences(

@@ -60,7 +60,14 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
     if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
         return skipped("there is no memory for a second copy of the weights")
     with may_run_out_of_memory(unless=several):  # others wait for this worker
-        return check_gradients(subject, rounding=rounding, draws=draws, eagerly=run_eagerly, precisely=run_precisely)
+        return check_gradients(
+            subject,
+            rounding=rounding,
+            draws=draws,
+            draws_eagers=settings.draws_eagers,
+            eagerly=run_eagerly,
+            precisely=run_precisely,
+        )
     return skipped("there is no memory for a second copy of the weights")
 
 

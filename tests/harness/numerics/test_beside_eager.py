@@ -82,15 +82,19 @@ def test_points_that_agree_by_chance_do_not_make_a_layer_wrong() -> None:
 class Subject:
     """A step under autocast, with wrong gradients in one layer except when eager."""
 
-    def __init__(self, layer: str, factor: float) -> None:
+    def __init__(self, layer: str, factor: float, *, dropout: float = 0.0, skips: int = 0) -> None:
         torch.manual_seed(0)
+        self.dropout, self.skips = dropout, skips  # random numbers that only eager code draws before it computes
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(48, 48), nn.GELU()) for _ in range(8)), nn.Linear(48, 10))
         self.rows, self.labels = torch.randn(64, 48), torch.randint(10, (64,))
         self.layer, self.factor, self.is_eager = layer, factor, False
 
     def run(self) -> float:
+        if self.is_eager:
+            torch.rand(self.skips)
         with torch.autocast("cpu", torch.bfloat16):
-            loss: Tensor = nn.functional.cross_entropy(self.model(self.rows).float(), self.labels)
+            rows = nn.functional.dropout(self.rows, self.dropout)
+            loss: Tensor = nn.functional.cross_entropy(self.model(rows).float(), self.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self.model.get_submodule(self.layer).parameters():
             assert parameter.grad is not None
@@ -108,10 +112,11 @@ class Subject:
         with self.eagerly(), without_autocast():
             yield
 
-    def check(self, *, compares: bool = True, draws: bool = False) -> GradientCheck:
+    def check(self, *, compares: bool = True, **about: bool) -> GradientCheck:
         step = Differentiated.of_model(self.model, self.run, CPU)
         precisely = self.precisely if compares else None
-        return check_gradients(step, rounding=BFLOAT16, draws=draws, eagerly=self.eagerly, precisely=precisely)
+        about = {"draws": False, **about}
+        return check_gradients(step, rounding=BFLOAT16, eagerly=self.eagerly, precisely=precisely, **about)
 
 
 def test_two_per_cent_of_one_layer_are_found_in_bfloat16_if_nothing_is_random() -> None:
@@ -124,6 +129,21 @@ def test_two_per_cent_of_one_layer_are_found_in_bfloat16_if_nothing_is_random() 
     assert found.layers["3.0"] == pytest.approx(0.02, abs=0.005)
     assert found.sentence == "gradients of 3.0 are not eager's at the same weights and batch: off by 2 %, 1.5 % allowed"
     assert all(torch.equal(before[name], parameter) for name, parameter in subject.model.named_parameters())
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_five_per_cent_of_one_layer_are_found_under_dropout_if_eagers_random_numbers_are_drawn(factor: float) -> None:
+    found = Subject("3.0", factor, dropout=0.2).check(draws=True, draws_eagers=True)
+    assert (found.outcome, list(found.layers)) == ((Outcome.WRONG, ["3.0"]) if factor > 1 else (Outcome.OK, []))
+    assert found.beside_eager
+
+
+def test_other_random_numbers_than_eagers_are_no_wrong_gradients() -> None:
+    subject = Subject("3.0", 1.0, dropout=0.5, skips=1)
+    assert subject.check().outcome is Outcome.WRONG, "the comparison alone"
+    found = subject.check(draws=True, draws_eagers=True)
+    assert found.outcome is not Outcome.WRONG
+    assert not found.beside_eager
 
 
 def test_gradients_that_finite_differences_cannot_judge_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,12 +78,15 @@ def test_how_to_go_on_is_said_once(undone: str | None, said: str) -> None:
 
 def test_only_commands_that_would_work_are_named() -> None:
     def purposes(settings_key: str | None, *, is_known: bool) -> list[str]:
-        return [*_next(SweepConfig(), Path("results/mine"), Ending([], [], settings_key, None, is_known)).values()]
+        return [*_next(SweepConfig(), Path("results/mine"), Ending([], [], settings_key, None, is_known), "again").values()]
 
     report, recommend = "compile-sweep report results/mine --watch", "compile-sweep recommend results/mine --steps 1M"
     assert purposes("scope=full", is_known=True) == ["compile-sweep export results/mine", recommend, report]
     assert purposes(None, is_known=True) == [recommend, report]
     assert purposes(None, is_known=False) == [report]
+    ended = Ending([], [], None, None, False, "scope=full,inductor.fallback_random=on")
+    checking = "sweep --resume --settings scope=full,inductor.fallback_random=on"
+    assert checking in _next(SweepConfig(), Path("results/mine"), ended, "sweep --resume").values()
 
 
 def test_a_noisy_trials_line_has_its_interval() -> None:
