@@ -45,8 +45,8 @@ class Ending(NamedTuple):
     """Command that trains the sweep's script with that setting; None without such a setting, or for a workload."""
     is_known: bool
     finer_check: str | None = None
-    """Key of the same setting with eager's random numbers, whose gradients can be compared with eager's; None where that would
-    show no more, or was measured.
+    """Key of the same setting with eager's random numbers, so that its gradients can be compared with eager's; None where that
+    would show no more, or was measured.
     """
 
 
@@ -68,10 +68,11 @@ def _finer_check(df: pd.DataFrame, trial: pd.Series) -> str | None:
     setting = CompileSettings.parse(str(trial["settings_key"]))
     numerics = found if isinstance(found := trial.get("numerics"), Mapping) else {}
     checked = numerics.get("gradient_check")
-    if not isinstance(checked, Mapping) or not numerics["random"] or setting.draws_eagers:
+    if not isinstance(checked, Mapping) or not numerics.get("random") or setting.draws_eagers:
         return None
-    allowed = checked["allowed"]
-    is_fine = checked["beside_eager"] or (allowed <= FINE if allowed is not None else not checked["evaluations"])
+    allowed = checked.get("allowed")
+    sees_little = allowed > FINE if isinstance(allowed, float) else checked.get("evaluations")  # none if it was not tried
+    is_fine = checked.get("beside_eager") or not sees_little
     key = CompileSettings.parse(f"{setting.key},inductor.fallback_random=on").key
     return None if is_fine or key in set(df["settings_key"]) else key
 

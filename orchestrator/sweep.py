@@ -272,7 +272,9 @@ def _next(config: SweepConfig, output: Path, ended: Ending, again: str) -> dict[
             commands["trains with this setting"] = ended.training_command
             commands |= library_equivalents(ScriptJob.from_dict(config.script or {}), ended.settings_key)
     if ended.finer_check is not None:
-        commands["compares its gradients with eager's, which its random numbers hide"] = f"{again} --settings {ended.finer_check}"
+        commands["compares its gradients with eager's, which its random numbers hide"] = (
+            f"{again} --settings {shlex.quote(ended.finer_check)}"
+        )
     if ended.is_known:
         commands["for another length of the job"] = f"compile-sweep recommend {folder} --steps 1M"
     return commands | {"as a page, also while a sweep runs": f"compile-sweep report {folder} --watch"}

@@ -78,6 +78,7 @@ def test_the_command_starts_the_script_as_the_trial_did(
         ({"allowed": 0.35, "beside_eager": True}, "", False),
         ({"allowed": 0.35}, ",inductor.fallback_random=on", False),
         ({"allowed": 0.35}, ",backend=aot_eager", False),
+        ({"allowed": "much", "evaluations": None}, "", False),  # as in a record that somebody else wrote
     ],
 )
 def test_a_check_with_eagers_random_numbers_is_offered_where_the_own_ones_hide_errors(
