@@ -110,8 +110,6 @@ def _rare_levers(target: Target) -> list[Candidate]:
         kinds = ("combo_kernels", "max_autotune_pointwise", "coordinate_descent_tuning")
         together = chain.from_iterable(combinations(kinds, number) for number in range(1, len(kinds) + 1))
         rare += [{f"inductor.{kind}": "on" for kind in chosen} for chosen in together]
-    if target.has_blocks and (target.regional_share or 0.0) < 1:  # if hardly any two blocks are alike, there is nothing to share
-        rare.append({"scope": "nested"})
     if target.has_lengths and not target.is_script:
         buckets: list[Candidate] = [{"num_buckets": 3}, {"num_buckets": 6}]
         rare += buckets if target.row_lengths else [{"dynamic": "buckets", "bucket_size": _part(target, 4)}]

@@ -29,7 +29,6 @@ _OPTION_SPREAD = 0.4
 BELIEFS: Mapping[str, tuple[float, float]] = {
     "scope=full": (0.2, 0.3),
     "scope=regional": (0.1, 0.3),
-    "scope=nested": (0.1, 0.15),
     "scope=modular": (0.1, 0.3),
     "cudagraphs=on": (0.1, 0.4),
     "memory_format=channels_last": (0.15, 0.2),

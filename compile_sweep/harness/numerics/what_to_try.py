@@ -75,6 +75,8 @@ def _advice(
 ) -> Advice:
     bisect = "--bisect with this setting, which names the module"
     options, uses_inductor = settings.inductor_options, settings.backend is None
+    if is_wrong and settings.scope is Scope.NESTED:
+        return Advice("use scope=full: torch computes wrong gradients of nested compile regions for some models, such as GPT-2")
     if is_wrong:
         others = [
             *([] if is_script else [f"{bisect}, then scope=regional or parts.NAME.compile=off, which leave parts eager"]),

@@ -259,6 +259,7 @@ def test_updates_in_float32_that_differ_by_less_than_matters_are_right(error: fl
         ("scope=full,inductor.triton.mix_order_reduction=off", True, ["scope=regional"], ["mix_order"]),
         ("scope=full,backend=aot_eager", True, ["scope=regional"], ["mix_order"]),
         ("scope=full,mode=reduce-overhead", False, ["bisect", "scope=regional", "mode=default"], []),
+        ("scope=nested,mode=reduce-overhead", False, ["use scope=full"], ["bisect", "mode=default", "optimization=off"]),
     ],
 )
 def test_where_gradients_are_wrong_nothing_is_advised_that_the_setting_has(
