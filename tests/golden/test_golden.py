@@ -48,7 +48,9 @@ def test_what_committed_records_come_to(name: str, capsys: pytest.CaptureFixture
 @pytest.mark.usefixtures("no_gpu")
 def test_tables_of_all_committed_sweeps(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps = sorted(log.parent.relative_to(results.parent) for log in results.rglob("trials.jsonl"))
-    check("results/table_of_sweeps.txt", "\n".join(run(f"table {sweep}", capsys) for sweep in sweeps))
+    printed = "\n".join(run(f"table {sweep}", capsys) for sweep in sweeps)
+    assert printed.count("exit code 0\n") == len(sweeps), "a committed record cannot be read"
+    check("results/table_of_sweeps.txt", printed)
 
 
 @pytest.mark.usefixtures("results", "no_gpu")
