@@ -402,8 +402,9 @@ class CompileSettings:
 
     def with_batch_size(self, size: int | None) -> Self:
         """Returns the settings with another batch size; None for the workload's own."""
-        chosen = {**dict(self.workload or ()), "batch_size": size}
-        return replace(self, workload=tuple(sorted((name, value) for name, value in chosen.items() if value is not None)) or None)
+        others = [option for option in self.workload or () if option[0] != "batch_size"]
+        chosen = others if size is None else [*others, ("batch_size", size)]
+        return replace(self, workload=tuple(sorted(chosen)) or None)
 
     @property
     def tunes(self) -> bool:

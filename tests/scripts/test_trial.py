@@ -156,27 +156,30 @@ def test_an_error_of_the_compilers_is_told_as_that_with_what_helps(from_compiler
     assert re.search(said, RunFailed("builtins.RuntimeError", text, from_compiler).sentence)
 
 
+BREAKS_IN_A_LOOP = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+    def forward(self, x):
+        for _ in range(2):
+            x = self.first(x)
+            {}
+        return self.last(x)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4000):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("patience_s", [0.0, 60.0])
 def test_a_run_ends_when_what_falls_back_compiles_for_long(patience_s: float, run: Run, folder: Path) -> None:
-    (folder / "falls_back.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)\n"
-        "    def forward(self, x):\n"
-        "        for _ in range(2):\n"
-        "            x = self.first(x)\n"
-        "            torch._dynamo.graph_break()\n"
-        "        return self.last(x)\n"
-        "model = Net()\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(4000):\n"
-        "    model(torch.randn(4, 8)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-    )
+    (folder / "falls_back.py").write_text(BREAKS_IN_A_LOOP.format("torch._dynamo.graph_break()"))
     session, error = run("falls_back.py", "scope=full,dynamic=auto,backend=aot_eager", fallback_patience_s=patience_s)
     assert error is None
     if patience_s:
@@ -199,24 +202,7 @@ def judged(error: BaseException | None) -> Verdict:
 
 @pytest.mark.slow
 def test_a_run_ends_at_once_where_a_setting_is_known_that_may_mend_what_falls_back(run: Run, folder: Path) -> None:
-    (folder / "reads_values.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)\n"
-        "    def forward(self, x):\n"
-        "        for _ in range(2):\n"
-        "            x = self.first(x)\n"
-        "            x = x / max(1.0, x.detach().abs().max().item())\n"
-        "        return self.last(x)\n"
-        "model = Net()\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(4000):\n"
-        "    model(torch.randn(4, 8)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-    )
+    (folder / "reads_values.py").write_text(BREAKS_IN_A_LOOP.format("x = x / max(1.0, x.detach().abs().max().item())"))
     settings, remedy = "scope=full,dynamic=auto,backend=aot_eager", "dynamo.capture_scalar_outputs=on"
     session, error = run("reads_values.py", settings, remedy_patience_s=0.0)
     assert error is None

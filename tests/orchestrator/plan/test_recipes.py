@@ -217,6 +217,8 @@ def test_auto_compiles_blocks_apart_only_where_there_are_any() -> None:
     for has_blocks, scopes in ((True, {"eager", "full", "regional"}), (False, {"eager", "full"})):
         target = Target.of(replace(facts, has_blocks=has_blocks), has_gpu=True)
         assert {setting.scope for setting in settings_of("auto", target)} == scopes
+    unlike = Target.of(replace(facts, has_blocks=True, regional_share=1.5), has_gpu=True)
+    assert {setting.scope for setting in settings_of("auto", unlike)} == {"eager", "full", "regional"}
 
 
 def test_auto_raises_matmul_precision_only_where_a_step_is_float32() -> None:
