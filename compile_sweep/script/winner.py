@@ -32,6 +32,7 @@ from compile_sweep.script.apply.in_place import (
     apply_to_losses,
     apply_to_modules,
     apply_to_optimizers,
+    before_graphs,
     compiled_forward,
     process_wide,
     set_global_state,
@@ -162,7 +163,8 @@ def apply(
     name_targets([of_script], vars(sys.modules["__main__"]))
     target.is_left_out = settings_of_part(chosen.parts, of_script.name).compile is False
     waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
-    apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward, optimizers=optimizers)
+    apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward)
+    before_graphs(chosen, [] if target.is_left_out else [target], optimizers)
     compiled = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
     names = [] if target.is_left_out else compiled
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))

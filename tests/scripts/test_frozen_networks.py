@@ -14,6 +14,7 @@ from compile_sweep.script import session_results
 from compile_sweep.script.apply.frozen import apply_to_discovered
 from compile_sweep.script.apply.in_place import OwnCompile
 from compile_sweep.script.discover import Discovery, Target
+from compile_sweep.script.job import ScriptError
 from tests.scripts.conftest import Run
 
 pytestmark = pytest.mark.slow
@@ -167,6 +168,15 @@ def test_a_teacher_of_texts_is_padded_and_makes_no_cache_like_its_student(run: R
         assert session.trajectory is not None
         losses.append(session.trajectory.losses)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_where_nothing_that_is_trained_can_be_compiled_its_teacher_is_left_alone() -> None:
+    student, teacher = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    twice = Target(student, student, "student", differentiated_twice=True)
+    found = Discovery(targets=[twice], frozen=[Target(teacher, teacher, "teacher")])
+    with pytest.raises(ScriptError, match="differentiates the gradients of student again"):
+        apply_to_discovered(CompileSettings.parse("scope=full,dynamic=auto"), found, OwnCompile())
+    assert "_compiled_call_impl" not in vars(teacher)
 
 
 @pytest.mark.gpu

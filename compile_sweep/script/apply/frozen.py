@@ -11,7 +11,14 @@ from torch.utils import _pytree as pytree
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply.huggingface import without_cache
-from compile_sweep.script.apply.in_place import OwnCompile, apply_to_modules, calling, compiled_forward, wrap_call
+from compile_sweep.script.apply.in_place import (
+    OwnCompile,
+    apply_to_modules,
+    before_graphs,
+    calling,
+    compiled_forward,
+    wrap_call,
+)
 from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import Discovery, Target, changing
 
@@ -20,9 +27,9 @@ Call = Callable[..., Any]
 
 def apply_to_discovered(settings: CompileSettings, found: Discovery, own_compile: OwnCompile) -> None:
     """Applies settings to the modules of a script; raises ScriptError if nothing that it trains can be compiled."""
+    apply_to_modules(settings, found.targets, found.block_shapes, own_compile=own_compile)
     apply_to_frozen(settings, found)
-    frozen, optimizers = [target.module for target in found.frozen], found.optimizers
-    apply_to_modules(settings, found.targets, found.block_shapes, own_compile=own_compile, optimizers=optimizers, frozen=frozen)
+    before_graphs(settings, found.compiled, found.optimizers, [target.module for target in found.frozen])
 
 
 def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:

@@ -153,14 +153,11 @@ def apply_to_modules(
     block_shapes: Mapping[nn.Module, list[Shapes]],
     compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call] = compiled_forward,
     own_compile: "OwnCompile | None" = None,
-    optimizers: Sequence[Optimizer] = (),
-    frozen: Sequence[nn.Module] = (),
 ) -> None:
     """Compiles the targets or their repeated blocks before their next call; raises ScriptError if nothing can be.
 
-    `frozen` are networks that the script calls too and that are compiled already. An evaluation runs eagerly unless `own_compile`
-    says that the script compiles the module: its lengths would use up the limit on graphs, and CUDA graphs, under which it always
-    runs eagerly, would overwrite outputs that it collects.
+    An evaluation runs eagerly unless `own_compile` says that the script compiles the module: its lengths would use up the limit
+    on graphs, and CUDA graphs, under which it always runs eagerly, would overwrite outputs that it collects.
     """
     if settings.stance is not None:
         torch.compiler.set_stance(cast(Any, settings.stance))  # a literal's type is its own in some versions of torch
@@ -183,9 +180,7 @@ def apply_to_modules(
             if settings.scope is Scope.NESTED:
                 block.forward = nested(block)
     if settings.scope is not Scope.EAGER:
-        trained = compilable(targets)
-        _compile_modules(settings, trained, block_shapes, compiled, own_compile)
-        before_graphs(settings, trained, optimizers, frozen)
+        _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile)
     if settings.use_cache is False:
         for target in targets:
             wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
@@ -238,12 +233,12 @@ def compilable(targets: Sequence[Target]) -> list[Target]:
 def before_graphs(
     settings: CompileSettings, targets: Sequence[Target], optimizers: Sequence[Optimizer], frozen: Sequence[nn.Module] = ()
 ) -> None:
-    """Copies gradients out of the memory of CUDA graphs before a target or a frozen network is called.
+    """Copies gradients of compiled targets out of the memory of CUDA graphs before a target or a frozen network is called.
 
     A graph's gradients become those of the parameters without a copy, and the first graph that is called after the backward pass
     overwrites them, whichever it is. Scripts that accumulate gradients, or zero them late or in place, need them longer.
     """
-    if not settings.claims_cudagraphs:
+    if settings.scope is Scope.EAGER or not settings.claims_cudagraphs:
         return
     keeper = _GradientKeeper([parameter for target in targets for parameter in target.module.parameters()])
     for optimizer in optimizers:
