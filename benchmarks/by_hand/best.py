@@ -190,6 +190,23 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
             "words": ["--compile", "--fused", "--channels-last", "--mode", "reduce-overhead", "--only-student"],
         },
     },
+    "dino_script": _OF_SCRIPTS,
+    "dpo_script": {
+        "eager": {},
+        "eager, fused, no cuDNN attention": {"words": ["--fused", "--no-cudnn"]},
+        "compiled, multiples of 64, fused": {"words": ["--compile", "--multiple", "64", "--fused"]},
+        "CUDA graphs, multiples of 64, fused": {
+            "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused"],
+        },
+    },
+    "vlm_script": {
+        "eager": {},
+        "eager, fused, no cuDNN attention": {"words": ["--fused", "--no-cudnn"]},
+        "compiled, fused, no cuDNN attention": {"words": ["--compile", "--fused", "--no-cudnn"]},
+        "CUDA graphs, multiples of 64, fused": {
+            "words": ["--compile", "--mode", "reduce-overhead", "--multiple", "64", "--fused"],
+        },
+    },
     "gan_script": {
         **_OF_IMAGES,
         "generator compiled, fused, channels_last": {"words": ["--compile", "--only-generator", "--fused", "--channels-last"]},
@@ -223,6 +240,9 @@ SCRIPTS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "whisper_script": (16, 2, {**_TINY_LANGUAGE, "frames": 64}),
     "moe_script": (4, 2, _TINY_LANGUAGE),
     "distill_script": (128, 2, {"width": 4, "pixels": 32, "batch": 2, "classes": 10, "steps": 9}),
+    "dino_script": (32, 2, {"layers": 2, "heads": 2, "width": 32, "batch": 2, "prototypes": 64, "steps": 9}),
+    "dpo_script": (16, 4, _TINY_LANGUAGE),
+    "vlm_script": (16, 2, {**_TINY_LANGUAGE, "pixels": 32}),
     "gan_script": (128, 2, {"width": 4, "pixels": 32, "batch": 2, "steps": 9}),
     "clip_script": (256, 2, {**_TINY_LANGUAGE, "pixels": 32}),
     "dit_script": (128, 2, {"layers": 2, "heads": 2, "width": 32, "pixels": 8, "batch": 2, "classes": 5, "steps": 9}),

@@ -26,13 +26,13 @@ from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from compile_sweep.schema.short_names import resolve_name
 from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.graph_memory import before_graphs
 from compile_sweep.script.apply.in_place import (
     UNTIL_EXIT,
     OwnCompile,
     apply_to_losses,
     apply_to_modules,
     apply_to_optimizers,
-    before_graphs,
     compiled_forward,
     process_wide,
     set_global_state,
@@ -249,12 +249,12 @@ class Applier:
         self.is_applied = True
         name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
         set_global_state(self.settings)
+        losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
         try:
             leave_out(found.trained_and_frozen, self.settings.parts)
             apply_to_discovered(self.settings, found, self.own_compile)
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")
-        losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
         for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers)):
             self._say(sentence)
         names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)

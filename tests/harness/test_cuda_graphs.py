@@ -21,7 +21,8 @@ from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import in_place
-from compile_sweep.script.apply.in_place import apply_to_optimizers, before_graphs
+from compile_sweep.script.apply.graph_memory import before_graphs, copied_out
+from compile_sweep.script.apply.in_place import apply_to_optimizers
 from compile_sweep.script.discover import Target
 
 GRAPHS = CompileSettings.parse("scope=full,mode=reduce-overhead")
@@ -100,6 +101,61 @@ def test_gradients_that_outlast_a_step_are_copied_while_the_gpu_is_busy_with_it(
         if not zeroed_late:
             optimizer.zero_grad()
     assert after_steps == ([False, True, True] if zeroed_late else [False] * 3)
+
+
+class Centering(nn.Module):
+    """A loss that keeps a moving average of what it is given, as DINO's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(2))
+        self.last: Tensor | None = None
+        self.memory = torch.empty(2)  # of a graph, which overwrites it at each run
+
+    def forward(self, x: Tensor) -> Tensor:
+        center = self.center.clone()
+        loss = ((x - center) ** 2).sum()
+        self.center = self.memory.fill_(float("nan")).copy_(0.5 * center + 0.5 * x.detach().mean(0)).view(2)
+        self.last = self.center
+        return loss
+
+
+def test_state_that_a_forward_assigns_outlasts_the_next_graph_and_stays_at_one_address() -> None:
+    model, loss, plain = Graphed(), Centering(), Centering()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before_graphs(GRAPHS, [Target(called=model, module=model, name="model")], [optimizer], losses=[loss])
+    addresses = set()
+    for _ in range(8):
+        outputs = model(torch.rand(4, 3))
+        loss.memory.fill_(float("nan"))  # another graph of the new step writes to the same memory
+        plain.center = plain.center.clone()
+        addresses.add(loss.center.data_ptr())
+        total, expected = loss(outputs), plain(outputs.detach())
+        torch.testing.assert_close(total.detach(), expected)
+        total.backward()
+        optimizer.step()
+    assert len(addresses) == 2, "the buffer that it began with, then a place of its own"
+    assert set(loss.state_dict()) == {"center"}
+
+
+def test_several_calls_before_one_backward_leave_state_where_it_is() -> None:
+    model = Centering()
+    model.weight = nn.Parameter(torch.ones(2))
+    before_graphs(GRAPHS, [Target(called=model, module=model, name="model")], [])
+    losses = []
+    for _ in range(3):
+        losses.append(model(torch.rand(4, 2) * model.weight))
+        assert model.center.data_ptr() == model.memory.data_ptr(), "the backward may need what was read"
+    sum(losses).backward()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_results_without_gradients_are_copied_out_of_a_graphs_memory(*, trains: bool) -> None:
+    memory = torch.zeros(2)
+    forward = copied_out(lambda: {"outputs": [memory]}, applies=lambda: not torch.is_grad_enabled())
+    with torch.set_grad_enabled(trains):
+        (outputs,) = forward()["outputs"]
+    assert (outputs.data_ptr() == memory.data_ptr()) is trains
 
 
 def test_gradients_of_a_script_without_graphs_are_left_where_they_are() -> None:

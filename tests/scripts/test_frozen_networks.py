@@ -103,6 +103,63 @@ def test_a_teacher_is_compiled_beside_its_student(run: Run, folder: Path, words:
         assert other == pytest.approx(losses[0], rel=1e-4)
 
 
+FROZEN_ENCODER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x)).relu()
+
+
+class Seeing(Block):
+    pass
+
+
+class Captioner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(*[Seeing() for _ in range(3)]).eval().requires_grad_(False)
+        self.decoder = nn.Sequential(*[Block() for _ in range(3)])
+
+    def forward(self, x):
+        with torch.no_grad():
+            seen = self.encoder(x)
+        return self.decoder(seen).square().mean()
+
+
+model = Captioner()
+model.encoder.eval()
+optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.05)
+for step in range(3000):
+    loss = model(torch.randn(4, 8))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_blocks_of_a_frozen_encoder_in_a_model_are_compiled_though_they_run_without_gradients(run: Run, folder: Path) -> None:
+    (folder / "captioner.py").write_text(FROZEN_ENCODER)
+    losses = []
+    for settings in ("scope=eager,as_written=on", "scope=regional,dynamic=auto,backend=aot_eager"):
+        session, error = run("captioner.py", settings)
+        assert error is session.error is None
+        figures = session_results.measurement(session)
+        assert figures.fallbacks == []
+        assert figures.graphs == (0 if "as_written" in settings else 3), "the decoder's first block has inputs without gradients"
+        assert session.trajectory is not None
+        losses.append(session.trajectory.losses)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_a_teacher_takes_the_memory_format(run: Run, folder: Path) -> None:
     (folder / "distillation.py").write_text(DISTILLATION)
     session, error = run("distillation.py", "scope=eager,memory_format=channels_last")

@@ -21,13 +21,15 @@ def is_compiler_error(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and GRAPHS_MEMORY in str(error):  # raised by whatever operator reads the tensor
         return True
-    if isinstance(error, AssertionError) and WRONG_FAKE in str(error):  # raised by Inductor's code
+    if isinstance(error, AssertionError) and WRONG_FAKE in str(error):
         return True
     if not isinstance(error, RuntimeError | AssertionError | TypeError) or SECOND_BACKWARD in str(error):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_globals.get("__name__", "").startswith(_GENERATED):
+        return type(error).__name__ != "_LinAlgError"  # of what a matrix holds, also in eager code
     if isinstance(error, TypeError):  # also raised where compiled code is called with wrong arguments
-        return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(_GENERATED)
+        return False
     files = [frame.f_code.co_filename for frame in frames]
     raising = [file for file in files if not file.endswith("torch/__init__.py")]  # which has torch._check
     return bool(raising) and any(folder in raising[-1] for folder in _COMPILERS)

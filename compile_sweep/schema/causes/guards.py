@@ -207,6 +207,7 @@ GUARDS = (
         "each of its values takes a graph: if blocks have different ones, such as numbers or rates of stochastic depth, set "
         "recompile_limit above the number of blocks, or use scope=full without graph breaks; if it changes from step to step, "
         f"hand it in as a tensor, or {_IN_A_BUFFER}",
+        remedy="recompile_limit=64",
     ),
     Cause(
         "first value of a number",

@@ -5,20 +5,12 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.script.apply.graph_memory import before_graphs, copied_out, wrap_call
 from compile_sweep.script.apply.huggingface import without_cache
-from compile_sweep.script.apply.in_place import (
-    OwnCompile,
-    apply_to_modules,
-    before_graphs,
-    calling,
-    compiled_forward,
-    wrap_call,
-)
+from compile_sweep.script.apply.in_place import OwnCompile, apply_to_modules, calling, compiled_forward
 from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import Discovery, Target, changing
 
@@ -26,10 +18,14 @@ Call = Callable[..., Any]
 
 
 def apply_to_discovered(settings: CompileSettings, found: Discovery, own_compile: OwnCompile) -> None:
-    """Applies settings to the modules of a script; raises ScriptError if nothing that it trains can be compiled."""
+    """Applies settings to the modules of a script; raises ScriptError if nothing that it trains can be compiled.
+
+    Losses come first, because their state is kept, too.
+    """
     apply_to_modules(settings, found.targets, found.block_shapes, own_compile=own_compile)
     apply_to_frozen(settings, found)
-    before_graphs(settings, found.compiled, found.optimizers, [target.module for target in found.frozen])
+    losses = found.loss_modules if settings.compile_loss else []
+    before_graphs(settings, found.compiled, found.optimizers, [target.module for target in found.frozen], losses)
 
 
 def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
@@ -57,21 +53,9 @@ def _compile(settings: CompileSettings, target: Target, found: Discovery) -> Non
         compiled = {module: target.changing()}
     for part, dims in compiled.items():
         forward = compiled_forward(settings, part, dims)
-        kept = _copied_out(forward) if settings.claims_cudagraphs else forward
+        kept = copied_out(forward) if settings.claims_cudagraphs else forward
         vars(part)["_compiled_call_impl"] = calling(part, kept, applies=lambda: True)
     wrap_call(module, partial(_noting_errors, found, target))
-
-
-def _copied_out(forward: Call) -> Call:
-    """Returns the forward with its results outside of the memory of CUDA graphs.
-
-    Without gradients torch takes the next graph for the next step, which may overwrite what this one returned.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return pytree.tree_map_only(Tensor, torch.clone, forward(*args, **kwargs))
-
-    return call
 
 
 def _noting_errors(found: Discovery, target: Target, inner: Call) -> Call:

@@ -7,7 +7,7 @@ weights) include. Each class's forward gets a code object of its own, so that ki
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MethodType
@@ -27,6 +27,7 @@ from compile_sweep.harness.source_runtime import checkpointed, graphed_step, mar
 from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.huggingface import autocast_experts, without_cache
 from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
@@ -200,15 +201,12 @@ def _compile_modules(
     compiled: Callable[[CompileSettings, nn.Module, dict[str, tuple[int, ...]]], Call],
     own_compile: "OwnCompile | None",
 ) -> None:
-    for module, dims in _compiled_apart(settings, targets, block_shapes):
+    for target, module, dims in _compiled_apart(settings, targets, block_shapes):
         evaluates = own_compile is not None and own_compile.includes(module) and not settings.claims_cudagraphs
-        forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, module)
+        forward, applies = compiled(settings, module, dims), (lambda: True) if evaluates else partial(trains, target.module)
+        if settings.claims_cudagraphs:
+            forward = copied_out(forward, applies=lambda: not torch.is_grad_enabled())
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
-
-
-def wrap_call(module: nn.Module, around: Callable[[Call], Call]) -> None:
-    """Replaces a module's call, compiled or not, by what `around` makes of it."""
-    vars(module)["_compiled_call_impl"] = around(vars(module).get("_compiled_call_impl") or module._call_impl)
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:
@@ -228,64 +226,6 @@ def compilable(targets: Sequence[Target]) -> list[Target]:
         f"the script differentiates the gradients of {names} again (create_graph=True), which compiled code cannot do; use "
         "scope=eager, whose settings of optimizer, precision and attention kernel still apply"
     )
-
-
-def before_graphs(
-    settings: CompileSettings, targets: Sequence[Target], optimizers: Sequence[Optimizer], frozen: Sequence[nn.Module] = ()
-) -> None:
-    """Copies gradients of compiled targets out of the memory of CUDA graphs before a target or a frozen network is called.
-
-    A graph's gradients become those of the parameters without a copy, and the first graph that is called after the backward pass
-    overwrites them, whichever it is. Scripts that accumulate gradients, or zero them late or in place, need them longer.
-    """
-    if settings.scope is Scope.EAGER or not settings.claims_cudagraphs:
-        return
-    keeper = _GradientKeeper([parameter for target in targets for parameter in target.module.parameters()])
-    for optimizer in optimizers:
-        optimizer.register_step_post_hook(keeper.after_step)
-    for module in (*(target.module for target in targets), *frozen):
-        wrap_call(module, keeper.before)
-
-
-class _GradientKeeper:
-    """Copies gradients before each call; where they outlast an optimizer's step, at the end of the next steps instead.
-
-    After a step has been launched the GPU is busy for a while. Before a call it may wait, if the script waited for it in between.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.stepped = self.outlasts = False
-
-    def after_step(self, *_: Any) -> None:
-        if self.outlasts:
-            _copy_gradients(self.parameters)
-        self.stepped = True
-
-    def before(self, call: Call) -> Call:
-        def guarded_call(*args: Any, **kwargs: Any) -> Any:
-            copied = _copy_gradients(self.parameters)
-            self.outlasts |= copied and self.stepped
-            self.stepped = False
-            return call(*args, **kwargs)
-
-        return guarded_call
-
-
-_OUTSIDE_GRAPHS = "_is_outside_graphs"
-
-
-def _copy_gradients(parameters: Iterable[nn.Parameter]) -> bool:
-    """Copies the gradients that may be in the memory of a graph; returns whether there were any."""
-    held = [(one, one.grad) for one in parameters if one.grad is not None and not hasattr(one.grad, _OUTSIDE_GRAPHS)]
-    held = [(one, gradient) for one, gradient in held if gradient.layout is torch.strided]  # others are made outside of graphs
-    copies = [torch.empty_like(gradient) for _, gradient in held]
-    if held:
-        torch._foreach_copy_(copies, [gradient for _, gradient in held])  # a few launches, not one for each parameter
-    for (parameter, _), copied in zip(held, copies, strict=True):
-        setattr(copied, _OUTSIDE_GRAPHS, True)
-        parameter.grad = copied
-    return bool(held)
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
@@ -326,16 +266,17 @@ def _compiled_loss(name: str, arguments: Mapping[str, Any], loss: Call) -> Call:
 
 def _compiled_apart(
     settings: CompileSettings, targets: Sequence[Target], block_shapes: Mapping[nn.Module, list[Shapes]]
-) -> Iterator[tuple[nn.Module, dict[str, tuple[int, ...]]]]:
-    """Yields modules whose forward is compiled, each with the dynamic dimensions of its arguments."""
+) -> Iterator[tuple[Target, nn.Module, dict[str, tuple[int, ...]]]]:
+    """Yields modules whose forward is compiled, each with its target and the dynamic dimensions of its arguments."""
     if settings.compiles_whole:
-        yield from ((target.module, target.changing()) for target in targets)
+        yield from ((target, target.module, target.changing()) for target in targets)
         return
-    yield from ((block, changing(block_shapes.get(block, []))) for block in _blocks(settings, targets))
+    blocks = _blocks(settings, targets)
+    yield from ((target, block, changing(block_shapes.get(block, []))) for block, target in blocks.items())
 
 
-def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> list[nn.Module]:
-    blocks = [target.module.get_submodule(name) for target in targets for name in target.blocks]
+def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> dict[nn.Module, Target]:
+    blocks = {target.module.get_submodule(name): target for target in targets for name in target.blocks}
     if not blocks:
         names = ", ".join(type(target.module).__name__ for target in targets)
         raise ScriptError(settings.without_blocks(names or "the script"))
@@ -343,7 +284,10 @@ def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> list[nn.Mod
 
 
 def trains(module: nn.Module) -> bool:
-    """Tells whether a module's call belongs to training: an evaluation has no gradients, and has called `module.eval()`."""
+    """Tells whether a target trains while it is called, or a part of it: an evaluation has no gradients, and has called `eval()`.
+
+    A frozen encoder within the target has no gradients, and is in evaluation mode, while the target trains.
+    """
     return torch.is_grad_enabled() or module.training
 
 
@@ -460,7 +404,7 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: b
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
         if settings.claims_cudagraphs and not is_only:
-            _copy_gradients(parameter for group in self.param_groups for parameter in group["params"])
+            copy_gradients(parameter for group in self.param_groups for parameter in group["params"])
         returned = compiled(*args, **kwargs)
         if marks:
             torch.compiler.cudagraph_mark_step_begin()

@@ -201,3 +201,22 @@ def test_a_break_is_mended_although_its_setting_works_and_the_remedy_is_kept_if_
     assert full[1].reason == f"{remedy}, which the advice on the same without it names"
     assert all(("capture_dynamic_output_shape_ops" in step.setting.key) is faster for step in full[2:])
     assert len({step.setting.key for step in steps}) == len(steps)
+
+
+def test_blocks_with_numbers_of_their_own_are_tried_with_a_higher_limit_of_graphs() -> None:
+    rates = [f"forward of Block (vit.py:49): self.drop.p == {0.009 * block}  # if self.p == 0.0:" for block in range(8)]
+    limit = {
+        "label": "recompile-limit",
+        "reason": "torch stopped compiling and runs eagerly",
+        "recompile_limit_hits": ["forward of Block (vit.py:49) hit recompile_limit 8: self.drop.p == 0.063"],
+        "recompile_reasons": rates,
+    }
+    assert remedy_of(limit) == "recompile_limit=64"
+    search, keys = new_search(), []
+    while (step := search.next_step()) is not None:
+        keys.append(step.setting.key)
+        has_remedy = "recompile_limit=64" in step.setting.key
+        search.tell(row(step.setting, limit, mends=False, scopes=() if has_remedy else ("regional",)))
+    of_blocks = [CompileSettings.parse(key) for key in keys if "scope=regional" in key]
+    assert [setting.recompile_limit for setting in of_blocks] == [None, *[64] * (len(of_blocks) - 1)]
+    assert len(of_blocks) >= 2
