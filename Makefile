@@ -95,17 +95,24 @@ endif
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep and what it needs; details in $(LOG)."
 	@$(call pip_install,-e ".[run]")
+	@$(compile_packages)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need; details in $(LOG)."
 	@$(call pip_install,-e ".[dev]")
+	@$(compile_packages)
 	@echo "Compiling the tests, which each of their processes would do otherwise."
 	@$(PYTEST) --collect-only -q >>$(LOG) 2>&1 || true  # a test that cannot be imported is for the test run to report
 	@touch $@
 
-pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1 \
+pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check --no-compile -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1 \
 	|| { tail -n 20 $(LOG) >&2; echo "The installation failed; the whole of it is in $(LOG)." >&2; exit 2; }
+
+# pip does it on one core; what is left out is large, and Python compiles what it imports of it. Some packages hold templates
+# that are no Python.
+compile_packages = $(IN_VENV) -m compileall -q -j 0 -x '/(tests|transformers/models|plotly/graph_objs)/' \
+	"$$($(IN_VENV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>$(LOG) 2>&1 || true
 
 # Before anything is made: one sentence on what is missing. It goes through $(error) because a failed recipe would add a line.
 check:

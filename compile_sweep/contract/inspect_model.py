@@ -85,14 +85,29 @@ def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
 def regional_share(model: nn.Module, regions: Sequence[str]) -> float:
     """Returns the compile time of scope=regional divided by that of scope=full, as estimated from the model's structure.
 
-    Regions with equal structure and shapes are compiled once, so what counts is the fraction of the model's layers in distinct
-    regions; and each of those that is more than one layer has a graph that takes time. 0.21 for GPT-2's twelve blocks, 1.5 for
-    ResNet-50's four stages.
+    Regions of one kind are compiled once, so what counts is the fraction of the model's layers in distinct regions; and each of
+    those that is more than one layer has a graph that takes time. 0.21 for GPT-2's twelve blocks, 1.5 for ResNet-50's stages.
     """
-    modules = (model.get_submodule(name) for name in regions)
-    distinct = {(repr(module), tuple(weights.shape for weights in module.parameters())): module for module in modules}
-    layers = [_num_layers(module) for module in distinct.values()]
+    layers = [_num_layers(module) for module in _distinct(model, regions)]
     return sum(layers) / _num_layers(model) + _PER_REGION * sum(number > 1 for number in layers)
+
+
+def _distinct(model: nn.Module, regions: Sequence[str]) -> list[nn.Module]:
+    """Returns a region of each kind: equal in structure, shapes and fractions, such as a rate of stochastic depth.
+
+    Whole numbers are often a block's own, and hardly ever what its forward computes with.
+    """
+
+    def kind(module: nn.Module) -> Any:
+        fractions = [(name, one) for part in module.modules() for name, one in vars(part).items() if isinstance(one, float)]
+        return repr(module), tuple(weights.shape for weights in module.parameters()), tuple(fractions)
+
+    return list({kind(module): module for module in map(model.get_submodule, regions)}.values())
+
+
+def kinds_of_blocks(model: nn.Module, regions: Sequence[str]) -> int:
+    """Returns how many graphs the forward of a class may take with scope=regional: one for each kind of its regions."""
+    return max(Counter(map(type, _distinct(model, regions))).values(), default=0)
 
 
 def _num_layers(module: nn.Module) -> int:
@@ -115,6 +130,7 @@ def facts_of_blocks(blocks: Mapping[nn.Module, Sequence[str]]) -> dict[str, Any]
     return {
         **facts,
         "has_blocks": bool(shares),
+        "kinds_of_blocks": max((kinds_of_blocks(model, names) for model, names in blocks.items()), default=0),
         "has_attention": any(map(has_attention, blocks)),
         "num_weights": sum(len(list(model.parameters())) for model in blocks),
     }

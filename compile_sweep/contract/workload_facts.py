@@ -53,6 +53,8 @@ class WorkloadFacts:
     """Compile time of scope=regional divided by that of scope=full, estimated from the repeated blocks that differ in
     structure or shapes: small if blocks repeat, above 1 if hardly any two are alike. None if it is not known.
     """
+    kinds_of_blocks: int | None = None
+    """Number of graphs that the forward of one class may take with scope=regional; None if it is not known."""
     num_weights: int | None = None
     """Number of the model's parameter tensors, with which compile time grows; None if it is not known."""
     has_attention: bool | None = None

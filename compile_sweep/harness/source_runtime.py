@@ -24,7 +24,7 @@ def with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
     function, module = getattr(forward, "__func__", None), getattr(forward, "__self__", None)
     if not isinstance(function, FunctionType) or not isinstance(module, torch.nn.Module):
         return forward
-    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_of_{type(module).__qualname__}")
+    code = function.__code__.replace(co_name=f"{function.__code__.co_name}@{type(module).__qualname__}")
     known = OWN_CODE.setdefault(code, code)  # torch tells code objects apart by identity
     copy = FunctionType(known, function.__globals__, known.co_name, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__

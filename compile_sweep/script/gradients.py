@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from compile_sweep.harness import memory
 from compile_sweep.harness.distributed import everywhere, num_workers
-from compile_sweep.harness.numerics.finite_differences import Differentiated
+from compile_sweep.harness.numerics.changed_in_place import with_what_changed
+from compile_sweep.harness.numerics.finite_differences import Differentiated, untrained_tensors
 from compile_sweep.harness.numerics.gradient_check import (
     GradientCheck,
     Outcome,
@@ -107,6 +108,7 @@ def together(found: Mapping[str, GradientCheck]) -> GradientCheck:
         worst,
         reason=worst.reason and f"{name}: {worst.reason}",
         layers={f"{name}.{layer}": error for layer, error in worst.layers.items()},
+        read_then_changed=[f"{name}.{tensor}" for tensor in worst.read_then_changed],
         evaluations=sum(one.evaluations for one in found.values()),
     )
 
@@ -129,14 +131,14 @@ def _check(
     call = _Call(target, recorded, run, averages=several)
     subject = Differentiated(
         parameters=call.parameters,
-        buffers=lambda: list(module.buffers()),
+        untrained=partial(untrained_tensors, module),
         run=call.run,
         discard=call.discard,
         gradients=lambda: call.gradients,
         device=device,
     )
     precisely = None if recorded.autocast is None else run_precisely
-    return check_gradients(
+    found = check_gradients(
         subject,
         rounding=rounding,
         draws=target.draws,
@@ -144,6 +146,7 @@ def _check(
         eagerly=run_eagerly,
         precisely=precisely,
     )
+    return with_what_changed(found, module, subject, run_eagerly)
 
 
 class _Call:

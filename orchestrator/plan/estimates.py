@@ -171,10 +171,12 @@ def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | N
 def with_model(facts: WorkloadFacts, model: Mapping[str, Any]) -> WorkloadFacts:
     """Returns facts with those about compile time that a record's `model_facts` hold, which for a script are not known before."""
     weights, share, changes = figure(model, "num_weights"), figure(model, "regional_share"), model.get("batches_change")
+    kinds = figure(model, "kinds_of_blocks")
     return replace(
         facts,
         batches_change=changes if isinstance(changes, bool) else facts.batches_change,
         num_weights=facts.num_weights if weights is None else int(weights),
+        kinds_of_blocks=facts.kinds_of_blocks if kinds is None else int(kinds),
         regional_share=facts.regional_share if share is None else share,
     )
 

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.schema.causes.guards import HIGHER_LIMIT
 from compile_sweep.schema.choices import Dynamic, MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import RECOMPILE_LIMIT, CompileSettings, Scope
 from orchestrator.plan.estimates import (
     compile_pace,
     guessed_compile_s,
@@ -237,6 +238,7 @@ class LeverSearch:
         self.model = LeverModel(candidates, self._prior, tokens or (lambda setting: 1.0))
         self._fits, self._left_s = fits or (lambda setting: True), left_s
         self._facts = facts
+        self._allow_kinds()
         self._guessed_s = self._guesses()
         self._speeds: dict[int, float] = {}
         self._tried: dict[int, bool] = {}
@@ -332,10 +334,16 @@ class LeverSearch:
             shapes_recur=model.get("shapes_recur") is not False,
             autocasts=model.get("autocasts") is True,
         )
+        self._allow_kinds()
         self._guessed_s = self._guesses()
         if self._facts.batches_change and self._facts.has_attention:
             self.model.expect(self._prior.with_beliefs(WHERE_SHAPES_CHANGE))
         self._strike(lambda setting: _is_pointless(setting, self._facts))
+
+    def _allow_kinds(self) -> None:
+        """Raises the limit of graphs where blocks of one class differ in more ways than it allows."""
+        if (self._facts.kinds_of_blocks or 0) > RECOMPILE_LIMIT:
+            self._remedies.give(HIGHER_LIMIT, {Scope.REGIONAL})
 
     def _guesses(self) -> Floats:
         """Returns each candidate's compile seconds as far as they are known before anything has compiled."""

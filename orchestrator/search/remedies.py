@@ -1,6 +1,6 @@
 """Settings that the advice on a trial names: a search tries them on the same setting, and keeps them if that helps."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from compile_sweep.schema.causes.remedies import remedy_of
@@ -75,9 +75,13 @@ class Remedies:
 
     def _keep(self, helpful: Retry) -> None:
         """Gives all settings of a scope the remedy that helped one; a resumed search then knows their records, too."""
-        scopes = {helpful.tried.scope} if left_out_in(helpful.remedy) is None else {*Scope} - {Scope.EAGER}
-        of_scope = (setting for setting in self._settings if setting.scope in scopes)
-        retries = (self._retry(setting, helpful.remedy) for setting in of_scope)
+        self.give(helpful.remedy, {helpful.tried.scope} if left_out_in(helpful.remedy) is None else {*Scope} - {Scope.EAGER})
+
+    def give(self, remedy: str, scopes: Container[Scope]) -> None:
+        """Gives all settings of some scopes a remedy."""
+        self._tried.add(remedy)
+        of_scopes = (setting for setting in self._settings if setting.scope in scopes)
+        retries = (self._retry(setting, remedy) for setting in of_scopes)
         self._kept |= {retry.tried.key: retry.amended for retry in retries if retry is not None}
 
     def _retry(self, setting: CompileSettings, remedy: str, label: str | None = None) -> Retry | None:

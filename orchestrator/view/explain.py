@@ -158,5 +158,7 @@ def bisect_lines(found: Mapping[str, Any]) -> Iterator[str]:
         how = "torch.compiler.disable(recursive=False)" if found["is_whole"] else "torch.compiler.disable"
         kept = ", which still compiles your own modules inside" if found["is_whole"] else ""
         advice = f"leave it eager: put @{how} on the forward of {class_name}{kept}; and report it to its maintainers"
+    if found["advice"]:
+        advice = f"{found['advice']}; or {advice}"
     yield f"at fault: {found['stage']}"
     yield f"  → {advice}"

@@ -12,7 +12,7 @@ from stacks import CPU, SHORT, Layer, Scale, Stack, loss_of, made, measured, row
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.inspect_model import model_facts, regional_share, repeated_blocks
+from compile_sweep.contract.inspect_model import kinds_of_blocks, model_facts, regional_share, repeated_blocks
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -156,6 +156,33 @@ def test_blocks_that_are_alike_are_compiled_once() -> None:
     single = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     assert regional_share(single, ["0", "1", "2", "3"]) == pytest.approx(1 / 4), "a graph of one layer takes hardly any time"
     assert regional_share(unlike, names) == pytest.approx(2), "all of the layers, and eight graphs"
+    assert [kinds_of_blocks(model, names) for model in (alike, unlike)] == [1, 8]
+
+
+class Dropping(nn.Module):
+    """A block of stochastic depth, which shows neither its rate nor its number when it is printed."""
+
+    def __init__(self, number: int, rate: float) -> None:
+        super().__init__()
+        self.layer, self.number, self.rate = nn.Linear(4, 4), number, rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return x + (nn.functional.dropout1d(y, self.rate) if self.rate > 0.0 else y)
+
+
+@pytest.mark.parametrize(("rate", "kinds"), [(0.0, 1), (0.01, 5)])
+def test_blocks_that_differ_in_a_rate_are_of_several_kinds_and_those_in_a_number_of_one(rate: float, kinds: int) -> None:
+    model = nn.Sequential(*(Dropping(number, rate * number) for number in range(5)))
+    names = [str(number) for number in range(5)]
+    assert kinds_of_blocks(model, names) == kinds
+    assert regional_share(model, names) == pytest.approx(1 if kinds == 5 else 1 / 5)
+    torch._dynamo.reset()
+    graphs = torch._dynamo.testing.CompileCounter()
+    for block in model:
+        block.compile(backend=graphs)
+    model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    assert graphs.frame_count == kinds
 
 
 def test_the_length_is_what_changes_and_batches_are_padded_by_the_policy() -> None:

@@ -70,3 +70,24 @@ def test_a_python_float_that_varies_has_its_own_name_in_the_words_of_torch_2_11_
     later = (f"forward (m.py:3): {varying} == {heat} # (unknown source {varying}, please file a bug)" for heat in (2.97, 2.94))
     (series,) = fold_recompiles([first, *later])
     assert (series.first.source, series.values) == ("self.heat", ["3.0", "2.97", "2.94"])
+
+
+@pytest.mark.parametrize(
+    ("function", "is_shared"),
+    [
+        ("forward of Block (model.py:3)", True),
+        ("forward of Block from line 9 on (model.py:3)", True),
+        ("module of torch.nn (torch/_dynamo/external_utils.py:67)", True),
+        ("loss_of_batch (model.py:3)", False),
+        ("loss_of_batch from line 9 on (model.py:3)", False),
+        ("forward (models of mine/model.py:3)", False),
+    ],
+)
+def test_a_function_is_shared_by_what_it_is_a_copy_of_and_not_by_the_users_words(function: str, is_shared: bool) -> None:
+    assert Recompile.parse(f"{function}: self.steps == 1").is_shared is is_shared
+
+
+@pytest.mark.parametrize("number", ["-0.07", "-3", "-1e-05", "-inf"])
+def test_a_negative_number_has_no_brackets(number: str) -> None:
+    one = Recompile.parse(f"f (m.py:1): ((-10.0)*(self.step / 1000)) == ({number}) # y = x # m.py:2 in f")
+    assert (one.source, one.value, one.line) == ("((-10.0)*(self.step / 1000))", number, "y = x # m.py:2 in f")

@@ -16,9 +16,11 @@ from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_s
 from compile_sweep.schema.causes.guards import (
     FIXED_LENGTH,
     GUARDS,
+    MAY_VARY,
     advice_on_limit,
     are_of_blocks,
     cause_of_series,
+    lasting_cause,
     named_advice,
 )
 from compile_sweep.schema.causes.recompiles import RecompileSeries, fold_recompiles
@@ -34,6 +36,10 @@ _HINTS = (
     (r"max_autotune_gemm", "this GPU is too small for tuned matrix products; max-autotune gains nothing here"),
     (r"outside its CUDA graphs", "bring what it names to the GPU, or out of the forward"),
     (r"fast path of CUDAGraphs", "run the backward before the next forward"),
+    (
+        r"FallbackKernel: torch\.ops\.aten\._fft",
+        "Inductor calls this kernel, as it should; what is computed between FFTs is fused as pairs, torch.view_as_real(x)",
+    ),
     (
         r"complex operators|\(complex numbers\)",
         f"Inductor makes no kernels of complex numbers and fuses nothing with them: {REAL_PAIRS}",
@@ -100,7 +106,9 @@ def explain_recompiles(
 
 def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
     """Returns the cause from the table; a number that takes the batches' lengths is not a counter, unless it counts by ones."""
-    cause = cause_of_series(series, breaks, recompiles)
+    cause, lasting = cause_of_series(series, breaks, recompiles), lasting_cause(series, breaks, recompiles)
+    if lengths.settings.dynamic in (Dynamic.STATIC, Dynamic.BUCKETS) and lasting is not None and lasting.name in MAY_VARY:
+        return lasting
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
     is_number = cause is not None and cause.name in ("module's counter", "number of each block")
     if not is_number or {after - before for before, after in pairwise(sizes)} == {1}:

@@ -106,7 +106,7 @@ def _is_converted(function: Callable[..., Any], places: Set[_Place], *, wrapped:
     for code in (outer, inner):
         file, line, name = _place(code)
         # Settings give each class of modules a renamed copy of the code: `with_own_code` in source_runtime.py.
-        if {(file, line, name), (file, line, f"{name}_of_{owner}")} & places:
+        if {(file, line, name), (file, line, f"{name}@{owner}")} & places:
             return True
     is_disabled = getattr(function, "_torchdynamo_disable", False)
     return wrapped and not is_disabled and module_path(outer.co_filename).startswith("torch/")

@@ -6,6 +6,7 @@ Output: one text per finding; its first line is `place: what`, further lines are
 
 import ast
 import linecache
+import operator
 import os
 import re
 import sys
@@ -97,9 +98,8 @@ def function_name(name: str) -> str:
     """Returns a code object's name without what torch appends after a graph break and we append to copies for classes."""
     if resumed := re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", name):
         return f"{function_name(resumed[1])} from line {resumed[2]} on"
-    if copied := re.fullmatch(r"(\w+?)_of_([\w.<>]+)", name):
-        return f"{copied[1]} of {copied[2]}"
-    return name
+    original, _, owner = name.partition("@")  # which no name in Python contains
+    return f"{original} of {owner}" if owner else name
 
 
 def _function(name: str, path: str, line: str) -> str:
@@ -218,8 +218,9 @@ def parse_hint(message: str, stack: str = "", is_complex: bool = False) -> str:
 def _guard(text: str) -> str:
     """Returns a failed guard without its graph's number, with the line of code it comes from, whose path torch abbreviates."""
     text = re.sub(r"^\d+/\d+(?:_\d+)?: ", "", _one_line(text)).partition(" (user code shown is first use")[0]
-    text = re.sub(r"\s*# \((_dynamo|fx)/\S+ in \w+\)$", "", text)  # torch names its own line where it knows none of the user's
-    return plain_guard(re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text))
+    text = re.sub(r"\s*(# )?\([\w./-]+\.py:\d+ in \w+\)$", "", text)  # a line of torch's own, in place of the user's or behind it
+    text = re.sub(r"(?<=# )\S*/([\w.-]+\.py:\d+ in)", r"\1", text)
+    return plain_guard(re.sub(r"(\.py:\d+ in )([\w.<>]+@[\w.<>]+)", lambda at: f"{at[1]}{function_name(at[2])}", text))
 
 
 _NAMED_IN_CONTEXT = (
@@ -235,6 +236,12 @@ _NAMED_IN_CONTEXT = (
 """Objects that torch could not put into a graph, such as a Generator or an operator; only the developer context names them."""
 
 
+_NODE_IN = {"get_fake_value": "node", "run_node": "n"}
+"""Functions of Dynamo and of torch.fx that run a graph's node, and what the node is called there."""
+
+_READS = "aten._local_scalar_dense"  # the operator that reads a number from a tensor
+
+
 def broken_function(error: BaseException | None) -> str | None:
     """Returns the function of numpy, the assertion or the method in which Dynamo failed, from the error it handles; else None.
 
@@ -248,7 +255,12 @@ def broken_function(error: BaseException | None) -> str | None:
                 return f"numpy.random.{name}"
             if path == f"{torch_folder()}_numpy/_funcs_impl.py" and not name.startswith(("_", "<")):
                 return f"numpy.{name}"
-            called = getattr(step.tb_frame.f_locals.get("node"), "target", None) if name == "get_fake_value" else None
+            run = getattr(step.tb_frame.f_locals.get(_NODE_IN.get(name, "")), "target", None)
+            if run in (operator.getitem, operator.setitem) and _READS in str(error):
+                return "operator.getitem"
+            called = run if name == "get_fake_value" else None
+            if type(called).__name__ == "numpy_method_wrapper":
+                return f"numpy.ndarray.{getattr(called, 'method', '')}"
             if getattr(called, "__name__", None) == "_assert":
                 return "torch._assert"
             if called == "item":  # which Dynamo calls itself for each element of a list

@@ -23,6 +23,7 @@ from compile_sweep.harness.apply import applied
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, judge
 from compile_sweep.harness.numerics.references import build_model_on, record_run, run_references
 from compile_sweep.harness.numerics.step_check import check_step
+from compile_sweep.harness.numerics.what_to_try import advice_on_changed
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.errors import one_line_message
 from compile_sweep.schema.settings import Scope
@@ -58,6 +59,10 @@ class Bisection:
     """Part of the compiler at fault; empty if the setting is right."""
     without_regions: bool = False
     """Whether the setting is right with scope=full in place of scope=nested."""
+    changed: list[str] = field(default_factory=list)
+    """Tensors that the forward reads and then changes in place, if gradients are wrong; a usual cause."""
+    advice: str = ""
+    """What to write instead, if there are any."""
     tried: list[str] = field(default_factory=list)
     """What was compiled and with what result, a sentence each, in order."""
 
@@ -73,7 +78,8 @@ def bisect(prepared: Prepared, batches: Sequence[Batch], report: Callable[[str],
     worst, stage = search.first_stage()
     if worst is None:
         return Bisection(is_wrong=False, tried=search.tried)
-    found = Bisection(is_wrong=True, worst=worst, stage=stage, tried=search.tried)
+    changed, advice = search.changed, advice_on_changed(search.changed) if search.changed else ""
+    found = Bisection(is_wrong=True, worst=worst, stage=stage, changed=changed, advice=advice, tried=search.tried)
     if prepared.settings.scope is Scope.NESTED and search.is_right_without_regions():
         return replace(found, without_regions=True)
     model = unwrap_ddp(build_model_on(prepared.workload, torch.device("cpu")))
@@ -96,6 +102,7 @@ class _Search:
         self._references = run_references(prepared, batches)
         self._known: dict[tuple[str, ...], str | None] = {}
         self.tried: list[str] = []
+        self.changed: list[str] = []
 
     def first_stage(self) -> tuple[str | None, str]:
         """Returns how the setting differs from eager, if it does, and the stage from which on; the search goes on with that."""
@@ -141,6 +148,8 @@ class _Search:
             torch._dynamo.reset()
             memory.free(prepared.device)
         self.tried.append(f"{what}: {found.status}, {found.worst}")
+        if found.gradient_check is not None and found.status in _WRONG:
+            self.changed = self.changed or list(found.gradient_check.read_then_changed)
         return found.worst if found.status in _WRONG else None
 
     def _judged(self, prepared: Prepared) -> Numerics:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from random import Random
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
@@ -32,6 +34,9 @@ NUDGE = 4.0  # largest relative change of a weight, in roundings, at which direc
 NUM_PROBES = 4  # number of groups whose lines at the first width show how coarsely the loss rounds
 UNEVEN_MARGIN = 2.0  # multiple of a line's unevenness that an error must exceed; a jump is as large as its unevenness
 NOISE_MARGIN = 3.0  # multiple of the loss's noise of rounding above which an error in float32 is seen
+MAX_CORRECTIONS = 3  # number of evaluations that hold what a forward derives from its weights for frozen parameters
+NUM_HOLDING = 3  # number of lines along which eager code shows whether frozen parameters must be held
+HELD = 0.005  # fraction of their change that may be left over; where they follow by a tenth, 0.01 left 0.3 % of an error
 NUM_NEARBY = 4  # number of points next to the start whose losses show the noise of rounding
 
 
@@ -64,13 +69,14 @@ class Differentiated:
     """A step whose gradients can be computed without an update.
 
     Args:
-        buffers: Returns the model's buffers; called each time, since a forward may replace them.
+        untrained: Returns, by name, what a forward may change by itself: see `untrained_tensors`; called each time, since a
+            forward may replace buffers.
         run: Runs forward and backward on one batch from the current random state; returns the loss and keeps the gradients.
         gradients: Returns the gradients, in the order of the parameters.
     """
 
     parameters: Mapping[str, nn.Parameter]
-    buffers: Callable[[], Iterable[Tensor]]
+    untrained: Callable[[], Mapping[str, Tensor]]
     run: Callable[[], float]
     discard: Callable[[], None]
     gradients: Callable[[], Sequence[Tensor | None]]
@@ -82,7 +88,7 @@ class Differentiated:
         parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
         return cls(
             parameters=parameters,
-            buffers=model.buffers,
+            untrained=partial(untrained_tensors, model),
             run=run,
             discard=model.zero_grad,
             gradients=lambda: [one.grad for one in parameters.values()],
@@ -95,6 +101,20 @@ class Differentiated:
         for index, name in enumerate(self.parameters):
             named[name.rpartition(".")[0] or name].append(index)
         return dict(named)
+
+
+def untrained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Returns buffers and frozen parameters by name: a forward may move either, as a momentum encoder's weights.
+
+    Left out are parameters that nothing can be added to: quantized ones, and those of libraries' own types.
+    """
+    frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad and _is_plain(one)}
+    return {**frozen, **dict(model.named_buffers())}
+
+
+def _is_plain(weights: nn.Parameter) -> bool:
+    is_coarse = not weights.dtype.is_floating_point or weights.dtype.itemsize < 2
+    return type(weights) is nn.Parameter and not is_coarse and not weights.is_inference()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +228,15 @@ class FiniteDifferences:
         self._step, self._precision, self._seed, self._draws, self._eagerly = step, precision, seed, draws, eagerly
         self._parameters = list(step.parameters.values())
         self._start = [p.detach().clone() for p in self._parameters]
-        self._buffers = [(b, b.clone()) for b in step.buffers()]
+        self._untrained = {name: (held, held.clone()) for name, held in step.untrained().items()}
+        self._knows_what_moves = False
         self._layers: dict[str, list[int]] = {}
         self._directions: list[Tensor | None] = []
         self._is_eager = False
+        self._holds = False
+        """Whether moving frozen parameters are held at what they are after a forward at the start."""
+        self._after: dict[str, Tensor] = {}
+        """Frozen parameters that a forward moves, as they are after one at the start."""
         self._losses: dict[bool, dict[Any, float]] = {False: {}, True: {}}
         """Losses of compiled and of eager code, by point."""
         self._center: Point | None = None
@@ -222,8 +247,7 @@ class FiniteDifferences:
     def put_back(self) -> None:
         """Restores parameters and buffers, and drops the gradients."""
         self._restore()
-        with torch.no_grad():
-            _put_back(self._step, self._buffers)
+        self._restore_untrained()
         self._step.discard()
 
     def _restore(self) -> None:
@@ -231,16 +255,26 @@ class FiniteDifferences:
             for parameter, value in zip(self._parameters, self._start, strict=True):
                 parameter.copy_(value)
 
+    def _restore_untrained(self) -> None:
+        """Restores in place, including replaced buffers, so that addresses known to CUDA graphs stay valid."""
+        current = self._step.untrained()
+        with torch.no_grad():
+            for name, (known, value) in self._untrained.items():
+                now = current.get(name, known)
+                for held in (known,) if now is known else (known, now):
+                    if held.shape == value.shape:
+                        held.copy_(value)
+
     @contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        compiled_center = self._center
+        compiled_center, compiled_after = self._center, self._after
         self._is_eager = True
         try:
             with self._eagerly():
                 self._center = self._at({}, 0.0)
                 yield
         finally:
-            self._center = compiled_center
+            self._center, self._after = compiled_center, compiled_after
             self._is_eager = False
 
     def _begun(self) -> Point | None:
@@ -264,6 +298,26 @@ class FiniteDifferences:
         center = self._at({}, 0.0) if self._starts_nearby else Point(loss, [self._norms[layer] for layer in self._layers])
         self._slopes = dict(zip(self._layers, center.slopes, strict=True))
         return center if math.isfinite(center.loss) and all(map(math.isfinite, center.slopes)) else None
+
+    def _choose_what_to_hold(self) -> None:
+        """Chooses whether frozen parameters that a forward moves are held where layers move.
+
+        A momentum encoder follows the weights, by a percent of their move, before it computes. Autograd rightly does not follow
+        that, but the loss does. One that follows at the end of a forward does not act on its loss, and must not be held. Which
+        of the two it is, eager code shows.
+        """
+        if not self._after:
+            return
+        moves = {name: move for name, move in self._moves(self._precision.widths[0]).items() if move}
+        seed, left = self._seed, {False: 0.0, True: 0.0}
+        for draw in range(NUM_HOLDING):  # along one line and with one draw, what the loss follows may cancel
+            random, self._seed = Random(draw), seed + draw
+            signs = {name: random.choice((-1.0, 1.0)) for name in moves}
+            with self._uncompiled():
+                for self._holds in left:
+                    left[self._holds] += self._residual(moves, signs).total ** 2
+        self._seed, self._holds = seed, left[True] < left[False]
+        self._losses[True].clear()
 
     def _noise(self) -> float:
         """Returns what rounding does to the loss, once eager code has been evaluated at the same points.
@@ -329,9 +383,11 @@ class FiniteDifferences:
         """Evaluates with each layer moved by its step along its direction, then restores the weights."""
         self._move(steps, side)
         try:
-            loss = self._evaluate()
+            loss = self._evaluate_holding() if steps and self._holds else self._evaluate()
+            if not steps:
+                self._after = self._moved_frozen()
         finally:
-            self._move(steps, 0.0)
+            self._restore()  # all of them, since a forward may move weights, too, as one that clips them
         gradients = self._step.gradients()
         return Point(
             loss,
@@ -351,32 +407,55 @@ class FiniteDifferences:
                 for i in self._layers[name]:
                     direction = self._directions[i]
                     assert direction is not None
-                    if side:
-                        torch.add(self._start[i], direction, alpha=side * step / self._norms[name], out=self._parameters[i])
-                    else:
-                        self._parameters[i].copy_(self._start[i])
+                    torch.add(self._start[i], direction, alpha=side * step / self._norms[name], out=self._parameters[i])
 
-    def _evaluate(self) -> float:
+    def _forget_what_rests(self) -> None:
+        """Drops frozen parameters that a forward has not moved, which spares their copies."""
+        self._untrained = {
+            name: (held, value)
+            for name, (held, value) in self._untrained.items()
+            if not isinstance(held, nn.Parameter) or not torch.equal(held, value)
+        }
+        self._knows_what_moves = True
+
+    def _moved_frozen(self) -> dict[str, Tensor]:
+        """Returns copies of the frozen parameters that the last evaluation moved."""
+        held = [(name, now, value) for name, (now, value) in self._untrained.items() if isinstance(now, nn.Parameter)]
+        return {name: now.detach().clone() for name, now, value in held if not torch.equal(now, value)}
+
+    def _evaluate_holding(self) -> float:
+        """Evaluates so that moving frozen parameters end where they do at the start, by moving where they begin."""
+        offsets = {name: torch.zeros_like(after) for name, after in self._after.items()}
+        loss, first = self._evaluate(), None
+        for _ in range(MAX_CORRECTIONS):
+            gaps = {name: self._untrained[name][0].detach() - after for name, after in self._after.items()}
+            (size,) = agreed_numbers([math.sqrt(sum(dot(gap, gap) for gap in gaps.values()))], self._step.device)
+            first = size if first is None else first
+            if size <= HELD * first:
+                break
+            for name, gap in gaps.items():
+                offsets[name] -= gap
+            loss = self._evaluate(offsets)
+        return loss
+
+    def _evaluate(self, offsets: Mapping[str, Tensor] | None = None) -> float:
+        """Evaluates at the current weights; offsets are added to frozen parameters."""
         self.evaluations += 1
+        self._restore_untrained()
         with torch.no_grad():
-            _put_back(self._step, self._buffers)
+            for name, offset in (offsets or {}).items():
+                self._untrained[name][0].add_(offset)
         self._step.discard()
         with own_random_numbers(self._step.device, self._seed):
             # The loss whose gradients workers have after averaging them.
             loss = self._step.run()
+            if not self._knows_what_moves:
+                self._forget_what_rests()
             if num_workers() == 1:
                 return loss
             shared = torch.tensor(loss, device=self._step.device, dtype=torch.float64)
             torch.distributed.all_reduce(shared)
             return float(shared) / num_workers()
-
-
-def _put_back(step: Differentiated, buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Restores buffers in place, including replaced ones, so that addresses known to CUDA graphs stay valid."""
-    for (known, value), now in zip(buffers, step.buffers(), strict=True):
-        known.copy_(value)
-        if now is not known and now.shape == value.shape:
-            now.copy_(value)
 
 
 def dense(gradient: Tensor) -> Tensor:

@@ -129,6 +129,8 @@ class GradientCheck:
     """Whether it was seen by comparison with eager's gradients at the same weights, rather than by finite differences."""
     evaluations: int = 0
     """Number of forward and backward passes."""
+    read_then_changed: Sequence[str] = ()
+    """Tensors that the forward reads and then changes in place (`changed_in_place.py`)."""
 
     @property
     def sentence(self) -> str:
@@ -295,6 +297,7 @@ class _Search(FiniteDifferences):
             )
         if not self._precision.is_half and self._size < LEAST_LOSS:
             return skipped(f"the loss is {self._center.loss:.3g}, so close to 0 that rounding hides how it changes")
+        self._choose_what_to_hold()
         moves = self._moves(self._precision.widths[0])
         if not any(moves.values()):
             return skipped("no gradient is large enough to be told from rounding")

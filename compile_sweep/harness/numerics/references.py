@@ -122,6 +122,12 @@ class References:
     precise_dtype: str | None  # dtype of run R: float32, or float64 if float32 itself is under test; None without run R
     rounding: float  # relative rounding error of one operation under the settings
     perturbed: Sequence[Trajectory] = ()  # runs whose weights start as far away as rounding, made if a run is doubtful
+    same_draws: bool = False  # whether all runs drew the random numbers that A did
+
+    @property
+    def scatters(self) -> bool:
+        """Whether right runs draw other random numbers than A, so that they scatter around it."""
+        return self.eager.random and not self.same_draws
 
     @property
     def runs(self) -> list[Trajectory]:
@@ -166,6 +172,25 @@ def with_perturbed_runs(prepared: Prepared, batches: Sequence[Batch], references
     return replace(references, perturbed=more)
 
 
+def with_the_same_draws(prepared: Prepared, batches: Sequence[Batch], references: References) -> References:
+    """Returns eager run A, and runs that draw the same random numbers from weights as far away as a less precise kernel rounds.
+
+    Run R is left out, since a step in another dtype may draw others.
+    """
+    error, seed = kernel_rounding(references.rounding), prepared.workload.seed
+    draws = range(seed + 1, seed + 1 + MORE_PERTURBED)
+    alike = [_run(prepared, batches, seed, perturbed_by=error, perturbation=draw) for draw in draws]
+    return References(
+        eager=references.eager,
+        permuted=[],
+        precise=None,
+        precise_dtype=None,
+        rounding=references.rounding,
+        perturbed=alike,
+        same_draws=True,
+    )
+
+
 MORE_PERTURBED = 5
 """Number of further eager runs before a deterministic run that is not far out is said to diverge."""
 
@@ -196,11 +221,13 @@ def perturb(parameters: Iterable[Tensor], rounding: float, seed: int = 1) -> Non
                 shard.mul_(1 + PERTURBED_ROUNDINGS * rounding * noise.to(shard.device, shard.dtype))
 
 
-def _run(prepared: Prepared, batches: Sequence[Batch], seed: int, *, perturbed_by: float | None = None) -> Trajectory:
+def _run(
+    prepared: Prepared, batches: Sequence[Batch], seed: int, *, perturbed_by: float | None = None, perturbation: int | None = None
+) -> Trajectory:
     memory.free(prepared.device)
     with eager_reference(prepared, seed=seed) as (model, step):
         if perturbed_by is not None:
-            perturb(model.parameters(), perturbed_by, seed)
+            perturb(model.parameters(), perturbed_by, seed if perturbation is None else perturbation)
         return record_run(prepared.workload, model, step, batches)
 
 

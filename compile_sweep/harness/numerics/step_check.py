@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from compile_sweep.contract.base import Batch, unwrap_ddp
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep
 from compile_sweep.harness.distributed import everywhere, num_workers
-from compile_sweep.harness.numerics.finite_differences import Differentiated
+from compile_sweep.harness.numerics.changed_in_place import with_what_changed
+from compile_sweep.harness.numerics.finite_differences import Differentiated, untrained_tensors
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, check_gradients, skipped
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
@@ -50,7 +52,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
 
     subject = Differentiated(
         parameters=parameters,
-        buffers=lambda: list(unwrap_ddp(model).buffers()),
+        untrained=partial(untrained_tensors, unwrap_ddp(model)),
         run=run,
         discard=discard,
         gradients=lambda: [parameter.grad for parameter in parameters.values()],
@@ -60,7 +62,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
     if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
         return skipped("there is no memory for a second copy of the weights")
     with may_run_out_of_memory(unless=several):  # others wait for this worker
-        return check_gradients(
+        found = check_gradients(
             subject,
             rounding=rounding,
             draws=draws,
@@ -68,6 +70,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
             eagerly=run_eagerly,
             precisely=run_precisely,
         )
+        return with_what_changed(found, unwrap_ddp(model), subject, run_eagerly)
     return skipped("there is no memory for a second copy of the weights")
 
 

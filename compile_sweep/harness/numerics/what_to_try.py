@@ -47,6 +47,7 @@ def what_to_try(
     recompiles: Sequence[str],
     unsynchronized: Sequence[str],
     *,
+    changed: Sequence[str] = (),
     is_wrong: bool,
     is_script: bool,
     on_gpu: bool,
@@ -56,12 +57,25 @@ def what_to_try(
     Args:
         recompiles: Its recompiles.
         unsynchronized: Its kernels that read back what they store without a barrier.
+        changed: Tensors that its forward reads and then changes in place.
         is_wrong: Whether its gradients are known not to belong to its loss, or not to be eager's.
     """
     advice = _advice(references, settings, recompiles, is_wrong=is_wrong, is_script=is_script, on_gpu=on_gpu)
     advice = _with_unsynchronized(advice, unsynchronized, settings)
     advice = _with_unfrozen(advice, references.eager, settings)
-    return _with_redrawn(advice, references.eager, settings)
+    advice = _with_redrawn(advice, references.eager, settings)
+    return _put_first(advice_on_changed(changed), advice, advice.remedy) if changed else advice
+
+
+def advice_on_changed(names: Sequence[str]) -> str:
+    """Says what to write instead where the forward reads tensors and then changes them in place."""
+    first = names[0].rpartition(".")[2]
+    others = f" (and so {', '.join(names[1:3])})" if len(names) > 1 else ""
+    return (
+        f"assign a new tensor, as in self.{first} = torch.lerp(self.{first}, new, 0.1), instead of changing {names[0]} in place"
+        f"{others}, or change it after the backward pass: the forward has read it, and the compiled backward pass may read it "
+        "again, even if the forward made a clone (pytorch 197039)"
+    )
 
 
 def _advice(

@@ -38,7 +38,10 @@ _BUILTIN = (
     "the same, or write it with torch operators"
 )
 
-NUMPY = "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward"
+NUMPY = (
+    "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward, for "
+    "constants once in __init__"
+)
 
 FAKE = (
     "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "
@@ -90,7 +93,8 @@ BREAKS = (
         "Python's or numpy's random numbers",
         "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
         "instead of `if`, torch.distributions.Beta(a, a).sample() for mixup, torch.where(torch.arange(n) < k, a, b) for a cut at "
-        "k; or draw before the forward and pass the result in as a tensor; pick one of several modules outside compiled code",
+        "k; or draw before the forward and pass the result in as a tensor, a size as an int; pick one of several modules outside "
+        "compiled code",
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
         r"|\((random_value|NumpyNdarrayVariable)\)",
@@ -117,6 +121,13 @@ BREAKS = (
         explanation=r"\(torch\._assert\)",
     ),
     Cause(
+        "tensor without dimensions as an index",
+        "torch reads the number to index with it: give the index a dimension, table[level[None]][0] or table.index_select(0, "
+        "level[None])[0] in place of table[level], which stay in the graph; capture_scalar_outputs, which torch names, is "
+        "no help",
+        explanation=r"_local_scalar_dense.*\(operator\.getitem\)",
+    ),
+    Cause(
         "tensor in place of a number",
         "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for a "
         "function of math torch.sqrt(x), for "
@@ -128,8 +139,10 @@ BREAKS = (
     Cause(
         "value of a tensor",
         "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
-        "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write at a "
-        "position with x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows; or try "
+        "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write to a "
+        "queue or bank by a new tensor, self.bank = self.bank.index_copy(0, (self.start + torch.arange(n)) % len(self.bank), "
+        "rows) and self.start = (self.start + n) % len(self.bank), in place of self.bank[int(self.start) : …] = rows: what the "
+        "forward reads and then changes in place can give wrong gradients without an error; or try "
         "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
         remedy="dynamo.capture_scalar_outputs=on",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
@@ -185,8 +198,8 @@ BREAKS = (
     Cause(
         "number that is not known",
         "a number that is read from a tensor is used where torch must know it: keep the value a tensor, with "
-        "torch.where(condition, a, b) in place of `if` and torch.sqrt(x) in place of math.sqrt(x), and pick one of several "
-        "modules outside compiled code",
+        "torch.where(condition, a, b) in place of `if`, torch.sqrt(x) in place of math.sqrt(x) and table[level[None]] in place "
+        "of table[level], and pick one of several modules outside compiled code",
         headline=r"Could not (guard|extract) .*Size-like symbols: none",
     ),
     Cause(
@@ -515,6 +528,8 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
     place = text.rpartition(", at ")[2] if ", at " in text else None
     if resumed := re.match(r".* from line (\d+) on \((.+):\d+\) runs eagerly", text):
         place = place or f"{resumed[2]}:{resumed[1]}"
+    if place is None and (whole := re.match(r".*?\((\S+:\d+)\) runs eagerly", text)):
+        place = whole[1]  # where a back-end fails, torch names the function alone
     there = [one for one in breaks if place and (one.startswith((f"{place} ", f"{place}:")) or f"inside: {place}\n" in one)]
     for one in there:
         if advice := advice_on_break(one):

@@ -13,13 +13,16 @@ WRONG_FAKE = "incorrect fake (aka meta) kernel"
 SECOND_BACKWARD = "Trying to backward through the graph a second time"
 """In the error of a step that goes back through an earlier one, which eager raises, too."""
 
-REAL_PAIRS = "compute with pairs of real numbers, such as cos and sin instead of torch.polar"
+REAL_PAIRS = (
+    "compute with pairs of real numbers, such as cos and sin instead of torch.polar, and torch.view_as_real(x) of what an FFT "
+    "returns"
+)
 
 CHANGED_IN_PLACE = Cause(
     "changed in place before the backward",
     "the backward needs a tensor that is changed in place, and in compiled code it may need others than in eager: assign a new "
-    "tensor in place of x.mul_() or x.copy_(), or change it after the backward; where a module with spectral_norm is called "
-    "twice, go back after each call, or call it once with both batches",
+    "tensor in place of x.mul_() or x.copy_(), such as x.index_copy(0, rows, y) in place of x[rows] = y, or change it after the "
+    "backward; where a module with spectral_norm is called twice, go back after each call, or call it once with both batches",
     error=r"needed for gradient computation has been modified by an inplace operation",
 )
 
@@ -76,6 +79,19 @@ ERRORS = (
         error=r"Not all inputs to pattern found[\s\S]*slice_shape",
         remedy="inductor.pattern_matcher=off",
     ),
+    Cause(
+        "sparse gradients",
+        "Inductor cannot compute with the sparse gradients of an embedding, as where it is called twice and they are added up: "
+        "pass sparse=False to torch.nn.Embedding, with an optimizer other than SparseAdam",
+        error=r"SparseTensorImpl"
+        r"|expected size (\d+)==\1, stride 0==[1-9]\d* at dim=0[\s\S]*Error in op: torch\.ops\.aten\.",
+    ),
+    Cause(
+        "operator of torch with another layout",
+        "the operator of torch that the error names returns a tensor of another size or layout than Inductor expects: call "
+        ".contiguous() on what it is given, or leave the module that calls it eager",
+        error=rf"Error in op: torch\.ops\.(aten|prims)\.[\s\S]*{re.escape(WRONG_FAKE)}",
+    ),
     Cause("custom operator without a fake implementation", FAKE, error=r"no fake impl"),
     Cause(
         "custom operator with a wrong fake implementation",
@@ -119,7 +135,7 @@ EXCEPTIONS = (
     Cause(
         "numpy computed by torch",
         f"torch.compile replaces numpy's functions by its own, some of which return arrays of another shape: {NUMPY}",
-        error=r"only 0-dimensional arrays can be converted",
+        error=r"only 0-dimensional arrays can be converted|'numpy\.\w+' object (does not support|is not|has no)",
     ),
 )
 """Causes of other exceptions that a trial may raise."""
@@ -172,6 +188,9 @@ def _advice_on_error(text: str) -> str | None:
     said = text.partition("\nfrom user code:")[0]
     if known := cause_of_error(said):
         return with_operator(known.advice, said)
+    if asked := re.search(r"Could not (guard on|extract) .*", said):
+        unknown = cause_of_break(f"x: {asked[0]}")
+        return unknown.advice if unknown else None
     if (explained := re.match(r"(\S.*)\n\s+Explanation: (.*)", said)) is None:
         return None
     cause = cause_of_break(f"x: {explained[1]}\n  explanation: {explained[2]}")

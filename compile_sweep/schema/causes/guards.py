@@ -17,23 +17,27 @@ from compile_sweep.schema.causes.breaks import (
     Cause,
     cause_of_break,
 )
-from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles
+from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles, plain_guard
 
 _NEVER_IN_PLACE = (
     "never change it in place in the forward that reads it, which in torch 2.13 can give wrong gradients without an error"
 )
 _IN_A_BUFFER = (
     "keep it in a buffer, self.register_buffer('steps', torch.zeros(())), and change that after the backward or assign a new "
-    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}; write torch.where(self.steps > 5, a, b) for a condition of it, and "
-    f"{DROPOUT_OF_TENSORS} for dropout, which takes no tensor p"
+    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}; write torch.where(self.steps > 5, a, b) for a condition of it, "
+    f"torch.exp(self.steps) in place of math.exp(self.steps), and {DROPOUT_OF_TENSORS} for dropout, which takes no tensor p"
 )
 
 _MADE_AT_FIRST = (
     "what the first forward creates needs a graph of its own: create it in __init__, or run one forward before compiling"
 )
 
+HIGHER_LIMIT = "recompile_limit=64"
+"""The remedy for more kinds of blocks than torch makes graphs of one function."""
+
 FIXED_LENGTH = (
-    "this code fixes the length, often in a Python loop over positions or as a dictionary's key: pad to fewer lengths "
+    "this code fixes the length, often in a Python loop over positions or as a dictionary's key: make one table in __init__, as "
+    "long as the longest, and slice it, self.table[:n, :n], in place of one for each length; pad to fewer lengths "
     "(dynamic=buckets) with a recompile_limit above their number, or compile what the loop calls apart (scope=modular and parts, "
     "or scope=regional)"
 )
@@ -69,20 +73,24 @@ GUARDS = (
     ),
     Cause(
         "value read from a tensor",
-        "the number that .item() or another call returned at this line changes from step to step: keep the value a tensor, or do "
-        "not use it in the forward; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not",
-        guard=r"___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) |\(.*___stack\d+ .*\) == ",
+        "the number that .item(), .tolist() or another call returned at this line changes from step to step: keep the value a "
+        "tensor, or do not use it in the forward; or try dynamo.capture_scalar_outputs=on, which keeps such numbers in the "
+        "graph; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not, except 0, 1 and "
+        "those that the code compares with",
+        guard=r"(?!.*\.size\(\)\[)(___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) "
+        r"|\(.*___stack\d+ .*\) == )",
+        remedy="dynamo.capture_scalar_outputs=on",
     ),
     Cause(
         "length after a graph break",
         "a tensor that comes out of a graph break is not marked as dynamic, so its first length takes a graph of its own: fix "
         "the break at this line",
-        guard=r"tensor '___stack\d+\S*' size mismatch at index [1-9]",
+        guard=r"tensor '___stack\d+\S*' size mismatch at index [1-9]|.*___stack\d+\S*\.size\(\)\[[1-9]",
     ),
     Cause(
         "output of unknown size",
         f"the number of rows at this line depends on the data: {ANY_ROWS}",
-        guard=r"tensor '___stack\d+.*size mismatch",
+        guard=r"tensor '___stack\d+.*size mismatch|.*___stack\d+\S*\.size\(\)\[0\]",
         remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
@@ -147,7 +155,8 @@ GUARDS = (
     Cause(
         "list or dictionary that grows",
         "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, and keys the same in every "
-        "step, or write it to a buffer of fixed size that the forward does not read",
+        "step, or write it to a buffer of fixed size that the forward does not read; what it reads, such as the last 50 means, "
+        "keep in a buffer that a new tensor replaces, self.recent = torch.cat([self.recent[1:], mean[None]])",
         guard=r"len\(|not |KeyError|\S+ == (set\(\)|\{)|list\(dict\.keys\(",
     ),
     Cause(
@@ -159,7 +168,7 @@ GUARDS = (
     Cause(
         "blocks of different sizes",
         "blocks of one class have weights or inputs of different sizes, as stages or two towers have, which takes a graph for "
-        "each size: accept one for each, with a recompile_limit above their number, or use scope=full",
+        "each size: accept one for each, with a recompile_limit above their number, or, for blocks of one model, use scope=full",
         guard=r"tensor '(self|fn)\S*\.(weight|bias|running_mean|running_var)' size mismatch",
     ),
     Cause(
@@ -179,7 +188,9 @@ GUARDS = (
         "number that the forward is given",
         "each value of this Python number takes a graph: hand it in as a tensor, torch.tensor(step); to pick one of several "
         "tensors, stack them and index with a tensor of one element, torch.stack(tables)[torch.tensor([step])]; pick one of "
-        "several modules outside compiled code; dynamic=auto lets a number vary that selects nothing",
+        "several modules outside compiled code; where it is the number of rounds of a loop, which no tensor can be, set "
+        "recompile_limit above the number of its values, or compile what a round calls apart (scope=modular or regional); "
+        "dynamic=auto lets a number vary that selects nothing",
         guard=r"[A-Za-z]\w*(\[('\w+'|\d+)\])* == -?\d",
     ),
     Cause(
@@ -192,9 +203,10 @@ GUARDS = (
     Cause(
         "module's counter",
         "a Python integer changes: let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on, which takes a graph "
-        f"for each branch or module that it selects, and write {TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a "
-        f"constant; or {_IN_A_BUFFER}",
-        guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.])",
+        "for each branch or module that it selects, for each value that a list is indexed with and, in torch 2.13, for each that "
+        f"math.exp or math.log is taken of, and write {TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a constant"
+        f"; or {_IN_A_BUFFER}",
+        guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.e])",
         remedy="dynamo.allow_unspec_int_on_nn_module=on",
     ),
     Cause(
@@ -207,17 +219,18 @@ GUARDS = (
         "each of its values takes a graph: if blocks have different ones, such as numbers or rates of stochastic depth, set "
         "recompile_limit above the number of blocks, or use scope=full without graph breaks; if it changes from step to step, "
         f"hand it in as a tensor, or {_IN_A_BUFFER}",
-        remedy="recompile_limit=64",
+        remedy=HIGHER_LIMIT,
     ),
     Cause(
         "first value of a number",
-        "torch compiles a Python number's first value apart: accept one graph more, or run one forward before compiling",
+        "torch compiles a Python number's first value apart, and its later ones as a number that varies: accept one graph more, "
+        "or, if only the first forward changes it, run one forward before compiling",
     ),
     Cause(
         "number that crosses a limit",
         "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
         "steps, so time both sides separately, or compare outside compiled code",
-        guard=r"(?!.*\.size\(\)\[)((\S+|\(.+\)) (<=|<|>=|>|!=)|.* % \d+\) ==) -?\d",
+        guard=r"(?!.*\.size\(\)\[)(((\S+|\(.+\)) (<=|<|>=|>|!=)|.* % \d+\) ==) -?\d|-?\d\S* (<=|<|>=|>|!=) )",
     ),
     Cause(
         "argument of changing type",
@@ -257,6 +270,8 @@ GUARDS = (
 
 _NAMED = {cause.name: cause for cause in GUARDS}
 
+MAY_VARY = ("number that the forward is given", "Python number that changes")
+"""Causes of recompiles for a number that dynamic=auto lets vary from its second value on, unless the code fixes it."""
 
 _OF_BLOCKS = {
     "module's counter": "number of each block",
@@ -272,7 +287,7 @@ _OF_BLOCKS = {
 
 def cause_of_guard(guard: str, line: str = "") -> Cause | None:
     """Returns the cause of a recompile; None for sizes of inputs and properties of tensors."""
-    expression = guard.partition(" # ")[0]
+    expression = plain_guard(guard).partition(" # ")[0]
     for cause in GUARDS:
         if (cause.guard and re.match(cause.guard, expression)) or (cause.inside and re.search(cause.inside, line)):
             return cause
@@ -286,6 +301,17 @@ def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompi
         breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
         recompiles: Recompiles of the same run. Blocks of different sizes have arguments of different sizes, too.
     """
+    one, cause = _cause_of_series(series, breaks, recompiles), lasting_cause(series, breaks, recompiles)
+    begins = one is not None and one.name == "module's counter" and series.values[0] in ("0", "-1")
+    varies = cause is not None and cause.name in MAY_VARY
+    is_number = re.fullmatch(r"-?\d[\d.e+-]*", series.values[0]) and re.fullmatch(r"[\w.\[\]']+", series.first.source)
+    if series.count == 1 and (begins or (varies and is_number)):
+        return _NAMED["first value of a number"]
+    return cause
+
+
+def lasting_cause(series: RecompileSeries, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
+    """Returns the cause of one source's recompiles if more of them follow, as where they hit a limit."""
     cause = _cause_of_series(series, breaks, recompiles)
     is_of_block = are_of_blocks(series, recompiles) and re.search(r"\b(self|fn)\.", series.first.guard)
     if cause is not None and cause.name in _OF_BLOCKS and is_of_block:
@@ -321,12 +347,12 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
         return _cause_of_values(series.values[1:])
     if cause is None or cause.name != "module's counter":
         return cause
+    if not all(re.fullmatch(r"-?\d+", value) for value in series.values):  # 0 at first, and then a float
+        return _NAMED["Python number that changes"]
     numbers = [int(value) for value in series.values]
     steps = {after - before for before, after in pairwise(numbers)}
     if len(steps) > 1 and min(steps) > 0:
         return _NAMED["cache that grows"]
-    if series.count == 1 and numbers[0] in (0, -1):
-        return _NAMED["first value of a number"]
     return cause
 
 
@@ -362,7 +388,7 @@ def cause_of_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[st
         others = (one for one in map(Recompile.parse, recompiles) if one.function == last.function)
         last = next((one for one in others if not re.match(VIEW.guard, one.guard)), last)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
-    return cause_of_series(told, breaks, recompiles), told
+    return lasting_cause(told, breaks, recompiles), told
 
 
 def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:
@@ -391,7 +417,7 @@ def advice_on_stale_number(recompiles: Sequence[str]) -> str | None:
     the forward assigns to it: it stays as it is, without an error and without another recompile.
     """
     for series in fold_recompiles(recompiles):
-        cause, first = cause_of_series(series), series.first
+        cause, first = lasting_cause(series, (), ()), series.first
         is_named_float = _FLOAT.fullmatch(first.value) and " " not in first.source
         if is_named_float and cause is not None and cause.name in _FLOATS:
             stale = f"compiled code can go on with an old value of {first.source.removeprefix('self.')}"
@@ -399,7 +425,7 @@ def advice_on_stale_number(recompiles: Sequence[str]) -> str | None:
     return None
 
 
-_FLOAT = re.compile(r"-?\d+\.\d+(e-?\d+)?")
+_FLOAT = re.compile(r"-?\d+(\.\d+|(\.\d+)?e[+-]?\d+)")
 _FLOATS = ("Python number that changes", "number of each block", "global number")
 
 
@@ -407,7 +433,8 @@ def named_advice(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the attribute's own name, and a number's first value, in the code that it shows."""
     source = series.first.source
     is_expression = " " in source
-    attributes = {*re.findall(r"\bself[\w.\[\]']*\.(\w+)", source)} if is_expression else {source.rpartition(".")[2]}
+    of_objects = r"\b[A-Za-z_][\w.\[\]']*\.([A-Za-z_]\w*)\b(?!\()"
+    attributes = {*re.findall(of_objects, source)} if is_expression else {source.rpartition(".")[2]}
     if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
         return cause.advice
     advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)

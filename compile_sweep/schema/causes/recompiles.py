@@ -17,9 +17,14 @@ _BOILERPLATE = (
 )
 """Text that torch adds to every guard of this kind, and the number of graphs tried."""
 
-_AS_TENSOR = re.compile(r"___as_tensor\((.+?)\)\.item\(\)")  # how torch before 2.12 names a Python float that varies
-_ADDRESS = re.compile(r"(___check_\w+\([^,]+), \d{6,}\)")  # where an object was in this process's memory
-_MAPPINGS = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_NOTATIONS = (
+    (re.compile(r"___as_tensor\((.+?)\)\.item\(\)"), r"\1"),  # how torch before 2.12 names a Python float that varies
+    (re.compile(r"(___check_\w+\([^,]+), \d{6,}\)"), r"\1)"),  # where an object was in this process's memory
+    (re.compile(r"(?<=[=<>] )\((-(?:\d[\d.e+-]*|inf))\)"), r"\1"),  # a negative number that is compared with an expression
+    (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
+)
+"""How torch writes what has a plainer form."""
+
 _SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<index>\d+)\. expected (?P<value>\d+), actual \d+")
 _PROPERTY = re.compile(r"tensor '(?P<source>.+?)' (?P<kind>\w+) mismatch")
 _LENGTH = re.compile(r"len\((?P<source>.+?)\) (?:==|!=|>=|<=|<|>) (?P<value>\d+)")
@@ -58,14 +63,16 @@ class Recompile:
     @property
     def is_shared(self) -> bool:
         """Whether the function may be that of several modules, such as repeated blocks, which are compiled apart."""
-        return " of " in self.function
+        return re.match(r"\S+ of ", self.function) is not None
 
 
 def plain_guard(guard: str) -> str:
     """Returns a guard for display: without torch's general hints and addresses, and with modules by their dotted names."""
     for pattern in _BOILERPLATE:
         guard = pattern.sub("", guard)
-    return _MAPPINGS.sub(r".\1", _ADDRESS.sub(r"\1)", _AS_TENSOR.sub(r"\1", guard)))
+    for pattern, plain in _NOTATIONS:
+        guard = pattern.sub(plain, guard)
+    return guard
 
 
 def _parts(guard: str) -> tuple[str, str, str]:

@@ -118,8 +118,8 @@ class _StateKeeper:
         """Moves what was assigned since the last call."""
         self._steps += 1
         if self._steps <= WATCHED_STEPS:
-            for place, tensor in self._state():
-                if self._first.get(place) is not tensor:
+            for place, value in self._state():
+                if self._first.get(place) is not value:
                     self._kept.setdefault(place, None)
         for (part, name), kept in self._kept.items():
             held = part._buffers if name in part._buffers else vars(part)

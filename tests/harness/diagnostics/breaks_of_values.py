@@ -245,8 +245,8 @@ def with_queue(net: Net, x: Tensor) -> Tensor:
 
 def with_queue_of_tensors(net: Net, x: Tensor) -> Tensor:
     y = net.layer(x)
-    net.queue.index_copy_(0, net.steps.long() + torch.arange(4), y.detach())
-    net.steps.add_(4).remainder_(16)
+    net.queue = net.queue.index_copy(0, (net.steps.long() + torch.arange(4)) % len(net.queue), y.detach())
+    net.steps = (net.steps + 4) % len(net.queue)
     return y
 
 
@@ -307,7 +307,17 @@ def with_order_as_a_list(net: Net, x: Tensor) -> Tensor:
     return y[y[:, 0].argsort().tolist()]
 
 
+def with_weight_by_numpy(net: Net, x: Tensor) -> Tensor:
+    weight = 1 / (1 + x.detach().numpy() ** 2).mean()
+    return net.layer(x) * float(weight)
+
+
+def with_weight_by_torch(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) / (1 + x.detach() ** 2).mean()
+
+
 BREAKS_OF_VALUES = [
+    Case("numpy and scipy", with_weight_by_numpy, with_weight_by_torch),
     Case("value of a tensor", with_order_as_a_list, with_rows_in_order),
     Case("tensor in place of a number", with_dropout_of_a_buffer, with_dropout_of_tensors),
     Case("tensor in place of a number", with_noise_of_a_buffer, with_noise_of_tensors),

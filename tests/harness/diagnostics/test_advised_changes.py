@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from compile_sweep.contract.installed_torch import torch_version
+from compile_sweep.harness.diagnostics.advice import advise_on_hint
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import breaks, errors, guards
@@ -369,6 +370,118 @@ def test_a_factor_that_inductors_rewrites_lose_is_kept_without_them() -> None:
     right = average + 0.01 * (x.t() @ chosen)
     assert not torch.allclose(updated(), right, atol=1e-3)
     torch.testing.assert_close(updated(pattern_matcher=False), right)
+
+
+def test_an_embedding_with_sparse_gradients_that_is_called_twice_is_told_and_mended_by_dense_ones() -> None:
+    first, second = torch.randint(30, (5,)), torch.randint(30, (5,))
+
+    def trained_once(*, sparse: bool, joined: bool) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        table = nn.Embedding(30, 16, sparse=sparse)
+
+        def loss(first: Tensor, second: Tensor) -> Tensor:
+            if not joined:
+                return table(first).sum() + table(second).square().sum()
+            rows = table(torch.cat([first, second]))
+            return rows[: len(first)].sum() + rows[len(first) :].square().sum()
+
+        loss(first, second).backward()
+        expected = table.weight.grad
+        table.zero_grad()
+        torch.compile(loss)(first, second).backward()
+        torch.testing.assert_close(table.weight.grad, expected)
+
+    for joined in (False, True):
+        with pytest.raises((AssertionError, torch._dynamo.exc.TorchDynamoException)) as raised:
+            trained_once(sparse=True, joined=joined)
+        assert is_compiler_error(raised.value)
+        assert "pass sparse=False to torch.nn.Embedding" in (errors.advice_on_error(str(raised.value)) or "")
+        trained_once(sparse=False, joined=joined)
+
+
+def test_scipy_that_fails_only_in_compiled_code_is_mended_by_constants_made_before() -> None:
+    from scipy.special import comb
+
+    def basis(x: Tensor, numbers: list[float]) -> Tensor:
+        return torch.stack([number * x**power for power, number in enumerate(numbers)])
+
+    x = torch.rand(4)
+    expected = basis(x, [float(comb(4, power)) for power in range(5)])
+    torch._dynamo.reset()
+    with pytest.raises(TypeError) as raised:
+        torch.compile(lambda x: basis(x, [float(comb(4, power)) for power in range(5)]), backend="eager")(x)
+    advice = errors.advice_on_exception(str(raised.value))
+    assert advice is not None
+    assert "for constants once in __init__" in advice
+    torch._dynamo.reset()
+    numbers = [float(comb(4, power)) for power in range(5)]
+    torch.testing.assert_close(torch.compile(lambda x: basis(x, numbers), backend="eager", fullgraph=True)(x), expected)
+
+
+def test_a_size_that_is_drawn_before_the_forward_is_handed_in_as_an_int() -> None:
+    from torch.nn.functional import interpolate
+
+    assert [cause.name for cause in breaks.BREAKS if "a size as an int" in cause.advice] == ["Python's or numpy's random numbers"]
+    layer = nn.Conv2d(1, 1, 3)
+    compiled = torch.compile(lambda x, size: layer(interpolate(x, size=(size, size))), backend="aot_eager")
+    for kind, number in ((int, 2), (torch.tensor, None)):
+        torch._dynamo.reset()
+        with capture_diagnostics() as found:
+            for size in (8, 10, 12, 14, 8):
+                compiled(torch.randn(2, 1, 12, 12), kind(size)).sum().backward()
+        assert (found.graphs == number) == (not found.graph_break_reasons) == (kind is int)
+
+
+@pytest.mark.usefixtures("one_thread")
+@torch._functorch.config.patch(enable_autograd_cache=False)
+@pytest.mark.filterwarnings("always:Torchinductor does not support code generation:UserWarning")
+def test_what_is_computed_between_ffts_is_fused_as_pairs_and_the_ffts_stay() -> None:
+    weights = torch.randn(4, 3, 2, requires_grad=True)
+
+    def filtered(x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(weights), n=4)
+
+    def filtered_by_pairs(x: Tensor) -> Tensor:
+        (a, b), (c, d) = torch.view_as_real(torch.fft.rfft(x)).unbind(-1), weights.unbind(-1)
+        return torch.fft.irfft(torch.view_as_complex(torch.stack([a * c - b * d, a * d + b * c], -1)), n=4)
+
+    def step(forward: Callable[[Tensor], Tensor], *, is_compiled: bool) -> tuple[Tensor, list[str]]:
+        torch._dynamo.reset()
+        weights.grad = None
+        uncached = torch._inductor.config.patch({"fx_graph_cache": False})
+        with capture_diagnostics() as found, uncached:
+            (torch.compile(forward) if is_compiled else forward)(torch.arange(16.0).view(4, 4)).square().sum().backward()
+        assert weights.grad is not None
+        return weights.grad, [hint for hint in found.perf_hints if "aten.mul.Tensor (complex" in hint or "aten._fft" in hint]
+
+    expected, _ = step(filtered, is_compiled=False)
+    before, after = (step(forward, is_compiled=True) for forward in (filtered, filtered_by_pairs))
+    torch.testing.assert_close((before[0], after[0]), (expected, expected))
+    multiplied = [hint for hint in before[1] if "aten.mul" in hint]
+    assert multiplied
+    assert all("torch.view_as_real(x) of what an FFT returns" in (advise_on_hint(hint) or "") for hint in multiplied)
+    assert after[1]
+    assert all("as it should" in (advise_on_hint(hint) or "") for hint in after[1])
+
+
+WRONG_LAYOUT = (
+    "expected size 8==8, stride 4==8 at dim=0\nError in op: torch.ops.{}\n"
+    "This error most often comes from a incorrect fake (aka meta) kernel for a custom op."
+)
+
+
+@pytest.mark.parametrize(
+    ("operator", "cause"),
+    [
+        ("aten.convolution.default", "operator of torch with another layout"),
+        ("mine.flipped.default", "custom operator with a wrong fake implementation"),
+    ],
+)
+def test_an_operator_of_torch_is_not_the_users(operator: str, cause: str) -> None:
+    found = errors.cause_of_error(WRONG_LAYOUT.format(operator))
+    assert found is not None
+    assert found.name == cause
 
 
 def test_layers_left_out_at_random_are_told_and_mended_by_the_advice() -> None:

@@ -100,8 +100,9 @@ def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
         "  hint: capture_scalar_outputs",
         "  → keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read "
         "it after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write "
-        "at a position with "
-        "x.index_copy_(0, start + torch.arange(n), rows) in place of x[int(start) : int(start) + n] = rows; or try "
+        "to a queue or bank by a new tensor, self.bank = self.bank.index_copy(0, (self.start + torch.arange(n)) % "
+        "len(self.bank), rows) and self.start = (self.start + n) % len(self.bank), in place of self.bank[int(self.start) : …] "
+        "= rows: what the forward reads and then changes in place can give wrong gradients without an error; or try "
         "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
     ]
 

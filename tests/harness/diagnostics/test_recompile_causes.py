@@ -330,9 +330,10 @@ def test_a_tensor_without_dimensions_is_read_to_index_with_it() -> None:
 
 
 def test_a_number_that_the_forward_is_given_is_not_made_there_and_may_vary() -> None:
-    (series,) = fold_recompiles(runs_with(given, range(10)).recompile_reasons)
+    found = runs_with(given, range(10))
+    (series,) = fold_recompiles(found.recompile_reasons)
     assert (cause := cause_of_series(series))
-    assert (cause.name, "dynamic=auto lets" in cause.advice) == ("number that the forward is given", True)
+    assert (cause.name, "as a number that varies" in cause.advice, found.graphs) == ("first value of a number", True, 2)
 
 
 def with_options(net: Net, x: Tensor, options: dict[str, int]) -> Tensor:

@@ -100,9 +100,12 @@ def test_a_path_is_as_modules_are_imported(path: str, expected: str, monkeypatch
     ("name", "expected"),
     [
         ("forward", "forward"),
-        ("forward_of_Block", "forward of Block"),
+        ("forward@Block", "forward of Block"),
+        ("forward@build.<locals>.Block", "forward of build.<locals>.Block"),
+        ("loss_of_batch", "loss_of_batch"),
+        ("torch_dynamo_resume_in_loss_of_batch_at_9", "loss_of_batch from line 9 on"),
         ("torch_dynamo_resume_in_forward_at_28", "forward from line 28 on"),
-        ("torch_dynamo_resume_in_wrapper_of_ViTLayer_at_9", "wrapper of ViTLayer from line 9 on"),
+        ("torch_dynamo_resume_in_wrapper@ViTLayer_at_9", "wrapper of ViTLayer from line 9 on"),
     ],
 )
 def test_a_functions_name_is_one_a_person_knows(name: str, expected: str) -> None:
@@ -174,3 +177,17 @@ def test_whatever_torch_writes_is_read_and_cut(text: str) -> None:
         parse_hint(text * 50),
     ]
     assert all(len(line) <= 2 * LINE_LENGTH + 1 for each in found for line in each.split("\n"))
+
+
+def test_a_guard_has_the_users_line_and_none_of_torchs() -> None:
+    message = (
+        "Recompiling function forward@Block in /home/person/model.py:3\n  triggered by the following guard failure(s):\n"
+        "  - 0/1: {} # {}"
+    )
+    own = "parts = torch.split(h, n)  # /home/person/model.py:12 in forward@Block (torch/_dynamo/utils.py:4231 in run_node)"
+    for guard, line, expected in (
+        ("___stack2[5] == 1", "(_prims_common/__init__.py:285 in check_contiguous)", "___stack2[5] == 1"),
+        ("n == 1", own, "n == 1 # parts = torch.split(h, n) # model.py:12 in forward of Block"),
+    ):
+        text = torch_logs.parse_recompile(message.format(guard, line))
+        assert text == f"forward of Block (model.py:3): {expected}"

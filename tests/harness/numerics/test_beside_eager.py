@@ -82,9 +82,10 @@ def test_points_that_agree_by_chance_do_not_make_a_layer_wrong() -> None:
 class Subject:
     """A step under autocast, with wrong gradients in one layer except when eager."""
 
-    def __init__(self, layer: str, factor: float, *, dropout: float = 0.0, skips: int = 0) -> None:
+    def __init__(self, layer: str, factor: float, *, dropout: float = 0.0, skips: int = 0, offset: float = 0.0) -> None:
         torch.manual_seed(0)
         self.dropout, self.skips = dropout, skips  # random numbers that only eager code draws before it computes
+        self.offset = offset  # by which the loss is smaller where rounding is seldom
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(48, 48), nn.GELU()) for _ in range(8)), nn.Linear(48, 10))
         self.rows, self.labels = torch.randn(64, 48), torch.randint(10, (64,))
         self.layer, self.factor, self.is_eager = layer, factor, False
@@ -99,7 +100,7 @@ class Subject:
         for parameter in self.model.get_submodule(self.layer).parameters():
             assert parameter.grad is not None
             parameter.grad *= 1.0 if self.is_eager else self.factor
-        return float(loss.detach())
+        return float(loss.detach()) + (self.offset if self.is_eager else 0.0)
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
@@ -132,8 +133,11 @@ def test_two_per_cent_of_one_layer_are_found_in_bfloat16_if_nothing_is_random() 
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.05])
-def test_five_per_cent_of_one_layer_are_found_under_dropout_if_eagers_random_numbers_are_drawn(factor: float) -> None:
-    found = Subject("3.0", factor, dropout=0.2).check(draws=True, draws_eagers=True)
+@pytest.mark.parametrize("offset", [0.0, 1e-4])  # the loss scatters by 6e-6 from seed to seed
+def test_five_per_cent_of_one_layer_are_found_under_dropout_if_eagers_random_numbers_are_drawn(
+    factor: float, offset: float
+) -> None:
+    found = Subject("3.0", factor, dropout=0.2, offset=offset).check(draws=True, draws_eagers=True)
     assert (found.outcome, list(found.layers)) == ((Outcome.WRONG, ["3.0"]) if factor > 1 else (Outcome.OK, []))
     assert found.beside_eager
 

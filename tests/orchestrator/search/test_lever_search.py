@@ -453,3 +453,18 @@ def test_an_hour_more_promises_less_where_combinations_gain_what_their_levers_do
     (even, promises), (uneven, promises_more) = model_of(0.0), model_of(0.1)
     assert even < uneven
     assert promises <= promises_more
+
+
+@pytest.mark.parametrize(("kinds", "limit"), [(1, None), (8, None), (9, 64), (12, 64)])
+@pytest.mark.parametrize("is_script", [True, False])
+def test_blocks_of_many_kinds_get_a_higher_limit_of_graphs_from_the_first(
+    kinds: int, limit: int | None, *, is_script: bool
+) -> None:
+    settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "regional", "regional,optimizer=fused")]
+    facts = SCRIPT_FACTS if is_script else WorkloadFacts(max_length=1, kinds_of_blocks=kinds)
+    searching = LeverSearch(Candidates(settings), SPEED, facts, prior=elsewhere(GAINS))
+    if is_script:
+        tell_first(searching, {"has_blocks": True, "kinds_of_blocks": kinds})
+    limits = {step.setting.scope: step.setting.recompile_limit for step in run(searching, GAINS)}
+    assert limits[Scope.REGIONAL] == limit
+    assert limits[Scope.FULL] is None

@@ -1,0 +1,139 @@
+"""Finds tensors of a model that its forward reads and then changes in place, of which torch may compute wrong gradients.
+
+Background: eager autograd keeps what an operation reads, and raises an exception where that has changed before the backward
+pass, unless the forward has copied it first. Compiled code leaves the copy out, or computes what followed from it again in the
+backward pass, from the tensor as it is by then: a queue of features or a running center, read and then updated, gives gradients
+that belong to another loss. A new tensor, assigned in place of the old one, does not.
+
+Output: names of such tensors: buffers of the user's own modules, and frozen parameters. torch.nn's own buffers, such as running
+statistics, are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from compile_sweep.harness.distributed import num_workers
+from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences, untrained_tensors
+from compile_sweep.harness.numerics.gradient_check import GradientCheck
+
+_SEED = 0x5EED
+
+
+def with_what_changed(
+    found: GradientCheck, model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
+) -> GradientCheck:
+    """Returns a check with the names of tensors that a forward reads and then changes in place; workers call this together."""
+    return replace(found, read_then_changed=read_then_changed(model, step, eagerly))
+
+
+def read_then_changed(model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]) -> list[str]:
+    """Returns names of tensors that an eager forward reads for its gradients and then changes in place.
+
+    A step that torch cannot watch, such as one with `flex_attention`, gives no names.
+    """
+    held = _of_the_user(model)
+    if not held:
+        return []
+    precision = PRECISIONS[0][1]
+    watched = _Watched(step, precision, rounding=0.0, seed=_SEED, draws=True, eagerly=eagerly, starts_nearby=False)
+    try:
+        return watched.names(held)
+    except Exception as error:  # what cannot be watched may raise anything
+        if num_workers() > 1 and not isinstance(error, NotImplementedError):  # others wait for this worker
+            raise
+        return []
+    finally:
+        watched.put_back()
+
+
+def _of_the_user(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors that may be meant, by name."""
+    owners = {name: type(module).__module__ for name, module in model.named_modules()}
+    return {
+        name: tensor
+        for name, tensor in untrained_tensors(model).items()
+        if isinstance(tensor, nn.Parameter) or not owners[name.rpartition(".")[0]].startswith("torch.nn.")
+    }
+
+
+class _Watched(FiniteDifferences):
+    def names(self, held: Mapping[str, Tensor]) -> list[str]:
+        with self._eagerly(), _Reads(held) as reads:
+            self._evaluate()
+        found: list[str] = reads.found
+        return found
+
+
+class _Reads(TorchDispatchMode):
+    """Watches which tensors are read, where what follows from them goes, and which are changed afterwards.
+
+    Tensors are known by their storage, so that views count as what they are views of.
+    """
+
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held = {_storage(tensor): name for name, tensor in held.items()}
+        self._read: set[str] = set()
+        self._changed: set[str] = set()
+        self._used: set[str] = set()
+        self._following: dict[int, set[str]] = defaultdict(set)
+        """By storage, the names of the tensors that it follows from, as they were when they were first read."""
+        self._alive: list[Tensor] = []  # so that no storage is another's successor
+
+    @property
+    def found(self) -> list[str]:
+        """Returns the names, in the order of the model."""
+        return [name for name in self._held.values() if name in self._changed & self._used]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        if torch._C._current_graph_task_id() == -1:  # the backward pass changes nothing that the forward reads
+            self._note(*_reads_and_writes(func, args, kwargs or {}), outputs)
+        return outputs
+
+    def _note(self, reads: Sequence[Tensor], writes: Sequence[Tensor], outputs: Any) -> None:
+        sources = {name for tensor in reads for name in self._following.get(_storage(tensor), ())}
+        sources |= {name for tensor in reads if (name := self._held.get(_storage(tensor))) and name not in self._changed}
+        self._read |= sources
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in reads):
+            self._used |= sources
+        for tensor in [*writes, *_tensors(outputs)] if sources - self._used else ():
+            self._following[_storage(tensor)] |= sources - self._used
+            self._alive.append(tensor)
+        self._changed |= {name for tensor in writes if (name := self._held.get(_storage(tensor))) in self._read and name}
+
+
+def _reads_and_writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the tensors that an operator reads and those that it changes; one that returns a view does not read it."""
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    declared = getattr(getattr(func, "_schema", None), "arguments", None)
+    if declared is None:  # an operator of higher order
+        return list(_tensors((args, kwargs))), []
+    for number, argument in enumerate(declared):
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        alias = argument.alias_info
+        if alias is None:
+            reads += _tensors(value)
+        elif alias.is_write:
+            writes += _tensors(value)
+    return reads, writes
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    leaves: Iterable[Any] = pytree.tree_leaves(values)
+    return (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,221 @@
+"""Tensors that a forward reads and then changes in place: which are named, and what is advised where gradients are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_check import EAGER, RIGHT
+from torch import Tensor, nn
+
+from compile_sweep.harness.measure import Protocol, first_steps, measure
+from compile_sweep.harness.numerics.bisect import bisect
+from compile_sweep.harness.numerics.changed_in_place import read_then_changed
+from compile_sweep.harness.numerics.check import judge
+from compile_sweep.harness.numerics.finite_differences import Differentiated
+from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
+from compile_sweep.harness.prepare import prepare
+from compile_sweep.schema.settings import CompileSettings
+from workloads import WorkloadFromModel
+
+CPU = torch.device("cpu")
+SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
+
+
+class Net(nn.Module):
+    """Has a buffer, a frozen layer and torch's own running statistics."""
+
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.norm, self.instance = nn.BatchNorm1d(4), nn.InstanceNorm1d(3, track_running_stats=True)
+        self.register_buffer("center", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ReadAndMultiplied(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        out = (self.layer(x) * self.center).sin()
+        with torch.no_grad():
+            self.center.mul_(1.5)
+        return out
+
+
+class ReadThroughAClone(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        out = (self.layer(x) * self.center.clone()).sin()
+        with torch.no_grad():
+            self.center[:2] = x.mean(0)[:2]
+        return out
+
+
+class ReadWithoutGradients(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = torch.softmax(self.layer(x) - self.center, -1)
+            self.center.lerp_(x.mean(0), 0.1)
+        return target * self.layer(x)
+
+
+class ReadAndChangedAsData(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        out = (self.layer(x) * self.center).sin()
+        self.center.data.mul_(1.5)
+        return out
+
+
+class FrozenReadAndChanged(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.frozen(x)
+            for ours, theirs in zip(self.layer.parameters(), self.frozen.parameters(), strict=True):
+                theirs.lerp_(ours, 0.1)
+        return target * self.layer(x)
+
+
+class AssignedANewOne(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        out = (self.layer(x) * self.center).sin()
+        with torch.no_grad():
+            self.center = torch.lerp(self.center, x.mean(0), 0.1)
+        return out
+
+
+class ChangedBeforeItIsRead(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.center.lerp_(x.mean(0), 0.1)
+        return (self.layer(x) * self.center).sin()
+
+
+class OnlyKept(Net):
+    """An average that nothing but the next average is computed from."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        with torch.no_grad():
+            self.center.copy_(0.9 * self.center + 0.1 * out.mean(0))
+        return out.sin()
+
+
+class RunningStatistics(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.layer(x))
+        z: Tensor = self.instance(y[:6].view(2, 3, 4))
+        return z.pow(3)
+
+
+def step_of(model: nn.Module) -> Differentiated:
+    x = torch.randn(8, 4)
+
+    def run() -> float:
+        loss = model(x).mean()
+        loss.backward()
+        return float(loss.detach())
+
+    return Differentiated.of_model(model, run, CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (ReadAndMultiplied, []),  # autograd notices that itself
+        (ReadThroughAClone, ["center"]),
+        (ReadWithoutGradients, ["center"]),
+        (ReadAndChangedAsData, ["center"]),
+        (FrozenReadAndChanged, ["frozen.weight", "frozen.bias"]),
+        (AssignedANewOne, []),
+        (ChangedBeforeItIsRead, []),
+        (OnlyKept, []),
+        (RunningStatistics, []),
+    ],
+)
+def test_tensors_are_named_that_gradients_depend_on_and_that_change_afterwards(kind: type[Net], names: list[str]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert read_then_changed(model, step_of(model), nullcontext) == names
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_advice_comes_first_and_names_them() -> None:
+    wrong = GradientCheck(outcome=Outcome.WRONG, error=0.2, allowed=0.003, layers={"head": 0.2}, read_then_changed=["a.queue"])
+    advice = judge(RIGHT, EAGER, [1.0], gradient_check=wrong).advice
+    assert advice is not None
+    assert advice.startswith(
+        "assign a new tensor, as in self.queue = torch.lerp(self.queue, new, 0.1), instead of changing a.queue"
+    )
+    assert "; or try --bisect" in advice
+    several = replace(wrong, read_then_changed=["a.queue", "a.center", "b.spread"])
+    assert "(and so a.center, b.spread)" in (judge(RIGHT, EAGER, [1.0], gradient_check=several).advice or "")
+    others = judge(RIGHT, EAGER, [1.0], gradient_check=replace(wrong, read_then_changed=[])).advice
+    assert others is not None
+    assert others.startswith("try --bisect")
+
+
+class Centered(nn.Module):
+    """Targets are centered by a running mean, which is updated in place afterwards, as in DINO."""
+
+    center: Tensor
+    spread: Tensor
+
+    def __init__(self, dropout: float, *, in_place: bool) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 20))
+        self.in_place = in_place
+        self.register_buffer("spread", torch.ones(20))
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        first, second = self.net(a), self.net(b)
+        target = torch.softmax(second.detach() / 0.1, -1)
+        scaled = first / self.spread.clone()
+        with torch.no_grad():
+            if self.in_place:
+                self.spread.lerp_(first.std(0), 0.1)
+            else:
+                self.spread = torch.lerp(self.spread, first.std(0), 0.1)
+        return -(target * torch.log_softmax(scaled, -1)).sum(-1).mean()
+
+
+def centered(dropout: float, *, in_place: bool) -> type[WorkloadFromModel]:
+    def batch(number: int) -> dict[str, Tensor]:
+        a = torch.randn(32, 12)
+        return {"a": a, "b": a + 0.1 * torch.randn(32, 12)}
+
+    def loss(model: Callable[..., Tensor], inputs: dict[str, Tensor]) -> Tensor:
+        return model(inputs["a"], inputs["b"])
+
+    made: Any = WorkloadFromModel(lambda: Centered(dropout, in_place=in_place), batch, loss)
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_model_that_diverges_so_is_ok_with_what_is_advised(dropout: float) -> None:
+    settings = CompileSettings.parse("scope=full,dynamic=auto,backend=aot_eager")
+    wrong = measure(prepare(centered(dropout, in_place=True)("only", 0), settings, CPU), protocol=SHORT).numerics
+    assert wrong["status"] == "diverges", "pytorch/pytorch#197039; if torch has fixed it, this test has served its time"
+    assert "self.spread = torch.lerp(self.spread, new, 0.1), instead of changing model.spread in place" in wrong["advice"]
+    right = measure(prepare(centered(dropout, in_place=False)("only", 0), settings, CPU), protocol=SHORT).numerics
+    assert (right["status"], right["gradient_check"]["outcome"]) == ("ok", "ok"), right["worst"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_bisection_says_what_to_write_instead() -> None:
+    prepared = prepare(
+        centered(0.0, in_place=True)("only", 0), CompileSettings.parse("scope=full,dynamic=auto,backend=aot_eager"), CPU
+    )
+    pool = prepared.workload.pool(prepared.policy, rank=0, device=CPU)
+    found = bisect(prepared, first_steps(pool, Protocol(compared_steps=4)))
+    assert found.changed == ["model.spread"]
+    assert found.advice.startswith("assign a new tensor, as in self.spread = ")
