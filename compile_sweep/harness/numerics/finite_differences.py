@@ -35,6 +35,7 @@ NUM_PROBES = 4  # number of groups whose lines at the first width show how coars
 UNEVEN_MARGIN = 2.0  # multiple of a line's unevenness that an error must exceed; a jump is as large as its unevenness
 NOISE_MARGIN = 3.0  # multiple of the loss's noise of rounding above which an error in float32 is seen
 MAX_CORRECTIONS = 3  # number of evaluations that hold what a forward derives from its weights for frozen parameters
+MAX_FOLLOWERS = 4  # frozen parameters for each trained one that may follow it, as in copies that are its averages
 NUM_HOLDING = 3  # number of lines along which eager code shows whether frozen parameters must be held
 HELD = 0.005  # fraction of their change that may be left over; where they follow by a tenth, 0.01 left 0.3 % of an error
 NUM_NEARBY = 4  # number of points next to the start whose losses show the noise of rounding
@@ -106,9 +107,13 @@ class Differentiated:
 def untrained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns buffers and frozen parameters by name: a forward may move either, as a momentum encoder's weights.
 
-    Left out are parameters that nothing can be added to: quantized ones, and those of libraries' own types.
+    Left out are parameters that nothing can be added to: quantized ones, and those of libraries' own types; and all that are
+    frozen if they are far more than those that train, as below low-rank adapters: copies of them may not fit in memory.
     """
     frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad and _is_plain(one)}
+    num_trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    if sum(one.numel() for one in frozen.values()) > MAX_FOLLOWERS * num_trained:
+        frozen = {}
     return {**frozen, **dict(model.named_buffers())}
 
 

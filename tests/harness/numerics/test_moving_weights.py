@@ -13,7 +13,12 @@ from torch.nn.functional import cross_entropy, dropout, normalize
 
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.measure import Protocol, measure
-from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences
+from compile_sweep.harness.numerics.finite_differences import (
+    PRECISIONS,
+    Differentiated,
+    FiniteDifferences,
+    untrained_tensors,
+)
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome, check_gradients
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
@@ -187,6 +192,13 @@ def test_frozen_weights_that_nothing_moves_are_not_copied_again_and_again() -> N
     model.unused.weight.fill_(torch.nan)
     found = subject.check()
     assert (found.outcome, found.reason) == (Outcome.OK, None)
+
+
+def test_frozen_weights_below_adapters_are_not_copied_because_they_may_be_most_of_the_memory() -> None:
+    model = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 2), nn.BatchNorm1d(2))
+    buffers = {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
+    assert set(untrained_tensors(model)) == buffers
+    assert set(untrained_tensors(nn.Sequential(model, nn.Linear(64, 64)))) > {f"0.{name}" for name in buffers}
 
 
 def workload(*, in_place: bool) -> type[WorkloadFromModel]:
