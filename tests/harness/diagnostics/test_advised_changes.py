@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from faulty_models import Net, plain, with_rows
+from faulty_models import TORCH, Net, plain, with_rows
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -372,6 +372,7 @@ def test_a_factor_that_inductors_rewrites_lose_is_kept_without_them() -> None:
     torch.testing.assert_close(updated(pattern_matcher=False), right)
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="compiled without an error by older versions of torch")
 def test_an_embedding_with_sparse_gradients_that_is_called_twice_is_told_and_mended_by_dense_ones() -> None:
     first, second = torch.randint(30, (5,)), torch.randint(30, (5,))
 

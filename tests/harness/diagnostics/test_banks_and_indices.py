@@ -82,6 +82,8 @@ def test_a_queue_that_is_written_in_place_behind_a_break_is_an_error_that_has_th
 @pytest.mark.parametrize(("forward", "config"), [(in_place, {}), (in_place_by_a_number, {"capture_scalar_outputs": True})])
 def test_a_queue_that_the_forward_reads_and_writes_in_place_has_wrong_gradients(forward: Any, config: dict[str, bool]) -> None:
     """Why no advice is to do so."""
+    if config and TORCH < (2, 13):
+        pytest.skip(f"torch {TORCH[0]}.{TORCH[1]} does not compile it")
     expected, _ = trained(forward, None)
     found, _ = trained(forward, "inductor", **config)
     assert any((one - right).norm() > 0.01 * right.norm() for one, right in zip(found, expected, strict=True))

@@ -32,6 +32,7 @@ def test_a_matrix_that_cannot_be_decomposed_is_the_models_own_fault_wherever_it_
     assert not is_compiler_error(raised_by(GENERATED, "torch.linalg.cholesky(-torch.eye(2))"))
 
 
+@pytest.mark.slow
 def test_an_operator_of_ones_own_that_compiled_code_calls_raises_its_own_errors() -> None:
     @torch.library.custom_op("compile_sweep_tests::refusing", mutates_args=())
     def refusing(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from faulty_models import Net
+from faulty_models import TORCH, Net
 from torch import Tensor
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
@@ -17,6 +17,8 @@ from compile_sweep.schema.causes import guards
 from compile_sweep.schema.causes.recompiles import Recompile, fold_recompiles
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
+
+pytestmark = pytest.mark.slow  # for `make quick`
 
 
 def run(forward: Any, *further: Sequence[Any], steps: int = 12, **config: Any) -> Diagnostics:
@@ -107,7 +109,8 @@ def falling_in_a_buffer(net: Net, x: Tensor) -> Tensor:
 
 def test_a_float_that_falls_below_zero_is_a_number_that_changes_and_a_buffer_mends_it() -> None:
     found = run(falling)
-    assert {*causes(found)} == {"first value of a number", "Python number that changes"}
+    begins = {"first value of a number"} if TORCH >= (2, 13) else set()  # before, each value of it is a constant
+    assert {*causes(found)} == begins | {"Python number that changes"}
     assert "self.register_buffer('temperature'" in limit(found)
     assert run(falling_in_a_buffer).graphs == 1
 

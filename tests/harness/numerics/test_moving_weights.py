@@ -24,6 +24,8 @@ from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 from workloads import WorkloadFromModel
 
+pytestmark = pytest.mark.slow  # for `make quick`
+
 CPU = torch.device("cpu")
 FLOAT32 = 2.0**-24
 SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
