@@ -121,6 +121,8 @@ class _StateKeeper:
             for place, value in self._state():
                 if self._first.get(place) is not value:
                     self._kept.setdefault(place, None)
+        else:
+            self._first.clear()  # they would stay in memory
         for (part, name), kept in self._kept.items():
             held = part._buffers if name in part._buffers else vars(part)
             tensor = held.get(name)
