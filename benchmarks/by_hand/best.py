@@ -1,7 +1,7 @@
 """The best that an expert writes by hand, lever by lever.
 
 The jobs are those of the workloads `gpt2` (small), `resnet` (resnet50), `segmentation` (b0) and `captioning` (base), and the
-scripts beside this one, which have the levers as options.
+scripts beside this one and in `frozen_networks`, which have the levers as options.
 
 Background: a sweep of ten minutes is worth its time only if it finds what an expert would have found. Each way below is plain
 torch, on the same model, batches, autocast and optimizer as the workload, and uses the levers that a sweep has: CUDA graphs,
@@ -447,9 +447,8 @@ def run_script(name: str, way: str, *, tiny: bool) -> int:
     """Runs a script as a user would, prints the line with its result, and returns its exit code."""
     samples, tiny_samples, size = SCRIPTS[name]
     words = [*WAYS[name][way].get("words", ()), *(f"--{option}={value}" for option, value in size.items() if tiny)]
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(f"{name}.py")), *words], stdout=subprocess.PIPE, text=True, check=False
-    )
+    (script,) = Path(__file__).parent.rglob(f"{name}.py")
+    run = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True, check=False)
     if found := re.search(r"([\d.]+) ms a step", run.stdout):
         samples_per_s = round((tiny_samples if tiny else samples) * 1e3 / float(found[1]), 1)
         card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

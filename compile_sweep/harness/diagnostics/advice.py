@@ -106,9 +106,10 @@ def explain_recompiles(
 
 def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
     """Returns the cause from the table; a number that takes the batches' lengths is not a counter, unless it counts by ones."""
-    cause, lasting = cause_of_series(series, breaks, recompiles), lasting_cause(series, breaks, recompiles)
-    if lengths.settings.dynamic in (Dynamic.STATIC, Dynamic.BUCKETS) and lasting is not None and lasting.name in MAY_VARY:
+    fixes_numbers = lengths.settings.dynamic in (Dynamic.STATIC, Dynamic.BUCKETS)
+    if fixes_numbers and (lasting := lasting_cause(series, breaks, recompiles)) is not None and lasting.name in MAY_VARY:
         return lasting
+    cause = cause_of_series(series, breaks, recompiles)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
     is_number = cause is not None and cause.name in ("module's counter", "number of each block")
     if not is_number or {after - before for before, after in pairwise(sizes)} == {1}:

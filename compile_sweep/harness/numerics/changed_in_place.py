@@ -44,16 +44,17 @@ def read_then_changed(model: nn.Module, step: Differentiated, eagerly: Callable[
     held = _of_the_user(model)
     if not held:
         return []
-    precision = PRECISIONS[0][1]
-    watched = _Watched(step, precision, rounding=0.0, seed=_SEED, draws=True, eagerly=eagerly, starts_nearby=False)
+    precision, watched = PRECISIONS[0][1], None
     try:
+        watched = _Watched(step, precision, rounding=0.0, seed=_SEED, draws=True, eagerly=eagerly, starts_nearby=False)
         return watched.names(held)
-    except Exception as error:  # what cannot be watched may raise anything
+    except Exception as error:  # what cannot be watched may raise anything, and memory may not suffice for the copies
         if num_workers() > 1 and not isinstance(error, NotImplementedError):  # others wait for this worker
             raise
         return []
     finally:
-        watched.put_back()
+        if watched is not None:
+            watched.put_back()
 
 
 def _of_the_user(model: nn.Module) -> dict[str, Tensor]:

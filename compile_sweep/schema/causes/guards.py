@@ -301,7 +301,8 @@ def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompi
         breaks: Graph breaks of the same run. What a break returned is guarded in the code after it, so the break says more.
         recompiles: Recompiles of the same run. Blocks of different sizes have arguments of different sizes, too.
     """
-    one, cause = _cause_of_series(series, breaks, recompiles), lasting_cause(series, breaks, recompiles)
+    one = _cause_of_series(series, breaks, recompiles)
+    cause = _of_blocks(one, series, recompiles)
     begins = one is not None and one.name == "module's counter" and series.values[0] in ("0", "-1")
     varies = cause is not None and cause.name in MAY_VARY
     is_number = re.fullmatch(r"-?\d[\d.e+-]*", series.values[0]) and re.fullmatch(r"[\w.\[\]']+", series.first.source)
@@ -312,7 +313,11 @@ def cause_of_series(series: RecompileSeries, breaks: Sequence[str] = (), recompi
 
 def lasting_cause(series: RecompileSeries, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
     """Returns the cause of one source's recompiles if more of them follow, as where they hit a limit."""
-    cause = _cause_of_series(series, breaks, recompiles)
+    return _of_blocks(_cause_of_series(series, breaks, recompiles), series, recompiles)
+
+
+def _of_blocks(cause: Cause | None, series: RecompileSeries, recompiles: Sequence[str]) -> Cause | None:
+    """Returns what a cause is called where it is how blocks that share their graphs differ."""
     is_of_block = are_of_blocks(series, recompiles) and re.search(r"\b(self|fn)\.", series.first.guard)
     if cause is not None and cause.name in _OF_BLOCKS and is_of_block:
         return _NAMED[_OF_BLOCKS[cause.name]]
