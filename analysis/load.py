@@ -1,6 +1,7 @@
 """Reads a sweep's folder: `trials.jsonl` as a typed DataFrame, `sweep.json` as a `SweepInfo`."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,9 +145,17 @@ def _check_folder(folder: Path, file: str) -> None:
         if not folder.is_dir():
             raise RecordsError(f"{folder} is a file, not a sweep's folder; {_SWEPT}")
         if not (folder / file).is_file():
-            raise RecordsError(f"{folder} holds no {file}; {_SWEPT}")
+            raise RecordsError(_why_no_file(folder / file))
     except OSError as error:  # the folder is not accessible, or the name is too long
         raise RecordsError(f"{folder} cannot be read ({error.strerror}); {_SWEPT}") from None
+
+
+def _why_no_file(path: Path) -> str:
+    if path.exists():
+        return f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; {_SWEPT}"
+    if path.is_symlink():
+        return f"{path} is a link to {os.readlink(path)}, which is not there; bring that along, or copy the folder with cp -rL"
+    return f"{path.parent} holds no {path.name}; {_SWEPT}"
 
 
 def _rows(trials: Sequence[TrialRecord], starts: Sequence[WarmStart]) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.tensor_uses import is_whole
+from compile_sweep.contract.workload_facts import shown_name
 from compile_sweep.schema.errors import WorkloadError
 
 Dims = dict[str, tuple[int, ...]]
@@ -142,7 +143,11 @@ def _samples(first: Mapping[str, Tensor], changing: Collection[tuple[str, int]])
         edges = {name for name, rows in steady.items() if rows == 2 and (name, 1) in changing and is_whole(first[name])}
         steady = {name: rows for name, rows in steady.items() if name not in edges}
     outer = [name for name in steady if "." not in name] or list(steady)  # tensors inside lists may have rows of their own
-    outer = [name for name in outer if not _are_bounds(first[name], set(steady.values()))] or outer
+    rows_of_all = {first[name].size(dim) for name, dim in changing if dim == 0}
+    bounds = {name for name in outer if _are_bounds(first[name], steady.values(), rows_of_all)}
+    if bounds == {*outer} and bounds:  # sequences one after the other, and where each of them begins
+        return first[outer[0]].numel() - 1
+    outer = [name for name in outer if name not in bounds]
     if rows := [steady[name] for name in outer]:
         # Excludes, for example, the edges of a graph.
         whole = {steady[name] for name in outer if not any(one == name for one, _ in changing)}
@@ -224,9 +229,14 @@ def _members_of_lists(first: Mapping[str, Tensor], changing: Collection[tuple[st
     return counts.pop() if len(counts) == 1 and len(rows) > 1 else 0
 
 
-def _are_bounds(tensor: Tensor, sizes: Collection[int]) -> bool:
-    """Tells whether a tensor holds where each sample begins and where the last one ends, one number more than samples."""
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.numel() - 1 not in sizes:
+def _are_bounds(tensor: Tensor, samples: Collection[int], rows_of_all: Collection[int]) -> bool:
+    """Tells whether a tensor holds where each sample begins and where the last one ends, one number more than samples.
+
+    That is so if something else has as many samples, or if the last one ends where the rows of all samples together do.
+    """
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.numel() < 2:
+        return False
+    if tensor.numel() - 1 not in samples and int(tensor[-1]) not in rows_of_all:
         return False
     return int(tensor[0]) == 0 and bool((tensor.diff() >= 0).all())
 
@@ -242,7 +252,7 @@ def _why_ragged(
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = sorted(set(names))
+    found = [shown_name(name) for name in sorted(set(names))]
     return " and ".join(found) if len(found) < 4 else f"{found[0]}, {found[1]} and {len(found) - 2} others"
 
 

@@ -36,13 +36,17 @@ class Structure:
 
 def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:
     """Returns a batch's tensors by name, and its structure, None for a dictionary of tensors; WorkloadError names a misfit."""
-    if isinstance(batch, dict) and type(batch) is dict and all(_is_plain(name, value) for name, value in batch.items()):
+    if isinstance(batch, dict) and type(batch) is dict and batch and all(_is_plain(name, value) for name, value in batch.items()):
         return dict(batch), None
     tensors: dict[str, Tensor] = {}
     structure = _taken_apart(batch, "", tensors)
     if structure.kind == "constant":
         raise WorkloadError(
             f"the batch function returned {_kind_of(batch)}; return tensors in a dictionary, a tuple, a list or a dataclass"
+        )
+    if not tensors:
+        raise WorkloadError(
+            f"the batch function returned a {_kind_of(batch)} without a tensor; put the tensors of the batch into it"
         )
     return tensors, structure
 

@@ -82,7 +82,7 @@ def _without_updates(model: nn.Module, function: str) -> Iterator[None]:
         hook.remove()
 
 
-def _check_loss(loss: Tensor, model: nn.Module) -> None:
+def _check_loss(loss: Tensor, model: ModelAndLoss) -> None:
     if loss.numel() != 1:
         raise WorkloadError(
             f"loss_fn returned a tensor of shape {tuple(loss.shape)}, and a loss is one number; reduce it, say with .mean()"
@@ -92,8 +92,13 @@ def _check_loss(loss: Tensor, model: nn.Module) -> None:
             "no parameter of the model has requires_grad, so there is nothing to train; unfreeze some, or measure inference with "
             "trains=False"
         )
+    called = any(weights.grad is not None for weights in model.parameters())
+    if called and loss.requires_grad and not model.has_own_step:
+        raise WorkloadError(
+            "loss_fn calls backward() itself, and the sweep calls it on the loss that it returns; leave backward() out, or give "
+            "the function as step_fn"
+        )
     if not loss.requires_grad:
-        called = any(weights.grad is not None for weights in model.parameters())
         why = "it calls backward() itself" if called else "it is detached, an integer, or computed under no_grad"
         right = (
             "return the loss and leave backward() out, or give the function as step_fn" if called else "return the loss itself"
@@ -118,6 +123,11 @@ def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exce
     if isinstance(error, KeyError) and own and not what and not (error.args[:1] == (None,) and _texts(workload)):
         asked = error.args[0] if error.args else "?"
         return f"{function} asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"
+    if not own and "argument after ** must be a mapping" in str(error):  # the rest of its text is the whole model
+        return (
+            "without loss_fn, the model is called as model(**batch), and the batch is no dictionary; return one with the names "
+            f"of forward's arguments, or give loss_fn=lambda model, batch: model(*batch); the batch has {came}"
+        )
     where = _place(error)
     if not what:
         what = f"{function}, or the model that it calls," if own else "the model, called with the batch,"

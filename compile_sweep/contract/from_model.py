@@ -256,7 +256,8 @@ class ModelWorkload(Workload):
         if not isinstance(made, nn.Module):
             raise WorkloadError(f"the model function returned {type(made).__name__}; return a torch.nn.Module")
         built = ModelAndLoss(made, type(self).loss_fn, self._structure, has_own_step=self.has_own_step)
-        initialize_lazy_weights(built, self.raw_batches(0)[0])
+        with failing_as("the model's first forward, in which lazy layers get their weights, failed"):
+            initialize_lazy_weights(built, self.raw_batches(0)[0])
         for name, module in built.train(self.trains).named_modules():
             if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
                 raise WorkloadError(f"{name} is already compiled; return the plain model, the sweep compiles it")

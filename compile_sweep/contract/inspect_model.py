@@ -9,9 +9,10 @@ modules of a class of its own side by side. A dimension of an inner module's arg
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -358,10 +359,17 @@ def _run_on_shapes(model: nn.Module, batch: Mapping[str, Tensor], before_again: 
         # The fake mode is not entered: tensors that the model creates, such as positions, stay real, since the model may keep
         # them.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
+        with _what_is_compiled_runs_eagerly():
+            model(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
     except Exception:  # data-dependent code, or an unsupported library: the real run then reports any real error
         before_again()
         model(**batch)
+
+
+def _what_is_compiled_runs_eagerly() -> AbstractContextManager[Any]:
+    """A block in which parts that the model compiles itself run eagerly: compiled kernels would look for data in fake tensors."""
+    is_loaded = "torch._dynamo" in sys.modules  # as by any `torch.compile`; importing it takes seconds
+    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
 def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -22,9 +22,8 @@ from compile_sweep.harness.outputs import digest, tensors_of
 from compile_sweep.harness.precision import preserve_precision
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.source import Facts, autocast_of, to_source
+from compile_sweep.schema.causes.places import SOURCE_PREFIX
 from compile_sweep.schema.settings import CompileSettings, Scope
-
-SOURCE_PREFIX = "compile_settings_"  # prefix of the pseudo file name under which settings' source is executed
 
 _WRAPPERS_MODULE = "torch.nn.parallel.distributed"
 

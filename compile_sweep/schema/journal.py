@@ -32,6 +32,7 @@ _MEMBERS: Mapping[Any, set[type]] = {str: {str}, float: {float, int}, int: {int}
 """Types that JSON lists and objects may hold, by the type of their members."""
 _DEEPEST = 16
 _CHECKSUM = re.compile(r',"checksum":"([0-9a-f]{8})"\}$')
+_OTHER_CHECKSUM = "its checksum does not match; if the line was edited on purpose, remove the checksum"
 _TORN = ".torn"  # suffix of the file that keeps what was torn off the end of a log
 
 _BLOCK_BYTES = 1 << 20
@@ -59,12 +60,12 @@ def sealed(text: str) -> str:
 
 def unsealed(line: str) -> str:
     """Returns the JSON object that `sealed` was given; RecordsError if its checksum differs. Older lines have no checksum."""
-    line = line.removesuffix("\r")  # of a copy with Windows' line ends
+    line = line.removeprefix("\ufeff").removesuffix("\r")  # of a copy with Windows' mark or line ends
     if (found := _CHECKSUM.search(line)) is None:
         return line
     text = line[: found.start()] + "}"
     if sealed(text) != line:
-        raise RecordsError("its checksum does not match; if the line was edited on purpose, remove the checksum")
+        raise RecordsError(_OTHER_CHECKSUM)
     return text
 
 
@@ -77,6 +78,8 @@ def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
         raise RecordsError(f"not a whole JSON object ({error})") from None
     if not isinstance(values, dict):
         raise RecordsError("not a JSON object")
+    if "checksum" in values:  # the line was written again by another program
+        raise RecordsError(_OTHER_CHECKSUM)
     found = values.pop("schema_version", None)
     if found != version:
         raise RecordsError(f"schema version {found!r}, and this version reads {version}")

@@ -10,7 +10,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,8 @@ class Target:
     """Whether its gradients are differentiated again (`create_graph=True`), as no compiled code's can be."""
     is_left_out: bool = False
     """Whether the settings leave it eager."""
+    outlasts: bool = False
+    """Whether modules are given what it returned before a backward pass, as a discriminator that trains after its generator."""
 
     @property
     def stays_eager(self) -> bool:
@@ -145,6 +147,10 @@ class Discovery:
     _untrained: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
+    _returned: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[Target, int]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """The memory of what targets returned, with the number of backward passes until then."""
 
     @property
     def compiled(self) -> list[Target]:
@@ -258,6 +264,7 @@ class Discovery:
             outputs = run(module, *args, **kwargs)
             self.makes_cache |= _has_cache(outputs)
             return outputs
+        self._note_what_outlasts(args, kwargs)
         trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
         target = self._noted(module, args, kwargs) if trains else None
         idle = self._noted_untrained(module, args, kwargs) if not trains and self.num_steps else None
@@ -273,9 +280,16 @@ class Discovery:
         if target is not None:
             self.makes_cache |= _has_cache(outputs)
             _note_second_derivatives(target, outputs)
+            self._returned.update(dict.fromkeys(_memory_of({"": outputs}), (target, self.num_backward)))
         elif idle is None and not trains and module not in self.loss_modules and _is_of_loss(args, kwargs, outputs):
             self.loss_modules.append(module)
         return outputs
+
+    def _note_what_outlasts(self, args: Any, kwargs: Any) -> None:
+        for memory in _memory_of({"": args, **kwargs}):
+            target, num_backward = self._returned.get(memory, (None, self.num_backward))
+            if target is not None and num_backward < self.num_backward:
+                target.outlasts = True
 
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loss function and records its name, unless a module calls it."""
@@ -303,6 +317,12 @@ class Discovery:
         kind = target.device.type
         target.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return target
+
+
+def _memory_of(values: Mapping[str, Any]) -> Iterator[torch.UntypedStorage]:
+    for _, tensor in tensors_in(values):
+        with suppress(RuntimeError):  # sparse tensors and those of torch.func have none
+            yield tensor.untyped_storage()
 
 
 def _has_cache(outputs: Any) -> bool:

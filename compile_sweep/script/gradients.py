@@ -109,6 +109,7 @@ def together(found: Mapping[str, GradientCheck]) -> GradientCheck:
         reason=worst.reason and f"{name}: {worst.reason}",
         layers={f"{name}.{layer}": error for layer, error in worst.layers.items()},
         read_then_changed=[f"{name}.{tensor}" for tensor in worst.read_then_changed],
+        changed_then_read=[f"{name}.{tensor}" for tensor in worst.changed_then_read],
         evaluations=sum(one.evaluations for one in found.values()),
     )
 

@@ -70,7 +70,9 @@ class ScriptJob:
         base = Path(folder or os.getcwd()).absolute()
         file, module = base / path, None
         if not file.is_file():
-            if (found := _file_of_module(path, base)) is None:
+            if (found := _file_of_module(path, base)) is None and file.is_dir():
+                raise ScriptError(f"--script {path} is a folder; name the Python file in it that trains{_example_in(file, path)}")
+            if found is None:
                 raise ScriptError(
                     f"--script {path}: there is no such file in {base}; name a Python file or, as for python -m, a module"
                 )
@@ -126,6 +128,12 @@ class ScriptJob:
     def given(self) -> str:
         """What `of` takes to return this job again: the module's name, or the file's path."""
         return self.module or self.path
+
+
+def _example_in(folder: Path, path: str) -> str:
+    """Returns the file of a folder that probably trains, as an example; empty if none has a name that says so."""
+    names = sorted((file.name for file in folder.glob("*.py")), key=lambda name: ("train" not in name, "main" not in name, name))
+    return f", such as {os.path.join(path, names[0])}" if names and ("train" in names[0] or "main" in names[0]) else ""
 
 
 def _file_of_module(name: str, folder: Path) -> Path | None:

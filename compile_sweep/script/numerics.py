@@ -89,10 +89,21 @@ EAGER_RUNS: Mapping[str, Callable[[bool], int]] = {
 """Kinds of eager runs, and the number of each, by whether the forward draws random numbers."""
 
 
-def references(eager: Trajectory, again: Trajectory, perturbed: Sequence[Trajectory], rounding: float) -> References:
-    """Returns the references for judging a compiled run. A run that repeats A exactly adds nothing, and is left out."""
+def references(
+    eager: Trajectory,
+    again: Trajectory,
+    perturbed: Sequence[Trajectory],
+    rounding: float,
+    *,
+    further: Sequence[Trajectory] = (),
+) -> References:
+    """Returns the references for judging a compiled run. A run that repeats A exactly adds nothing, and is left out.
+
+    Args:
+        further: Perturbed runs with the precision of float32 products that is judged.
+    """
     others = [*perturbed[:RANDOM_REPEATS], *([again] if distance(eager, again) > 0 else [])]
-    more = perturbed[RANDOM_REPEATS:]
+    more = [*perturbed[RANDOM_REPEATS:], *further]
     return References(eager=eager, permuted=others, perturbed=more, precise=None, precise_dtype=None, rounding=rounding)
 
 

@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -52,6 +52,8 @@ class Reporter:
         self._progress: dict[str, Any] = {"phase": str(Phase.STARTING)}
         self.use: CacheUsage | None = None
         """Filled while the run's caches are watched."""
+        self.originals: Mapping[str, str] = {}
+        """Paths of the user's own files by those of the copies that the script runs in."""
 
     def on_phase(self, phase: Phase) -> None:
         """Reports the beginning of a phase."""
@@ -98,10 +100,15 @@ class Reporter:
     def error(self, error: BaseException, spares: str | None = None) -> None:
         """Writes the error of a run that ended without a result, and the setting that spares the module that raised it."""
         if not isinstance(error, ScriptError):
-            print_from_script(error)
+            print_from_script(error, self.originals)
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         is_compilers = is_compiler_error(error)
-        outcome = {"error_type": name, "error_text": str(error), "error_is_compilers": is_compilers, "error_at": place_of(error)}
+        outcome = {
+            "error_type": name,
+            "error_text": in_originals(str(error), self.originals),
+            "error_is_compilers": is_compilers,
+            "error_at": place_of(error),
+        }
         self._write("outcome", {**outcome, "error_spares": spares})
 
     def _tell(self, **news: Any) -> None:
@@ -131,6 +138,8 @@ def main(assignment: Path) -> None:
     told = json.loads(assignment.read_text(encoding="utf-8"))
     reporter = Reporter(assignment.parent)
     job, kind = ScriptJob.from_dict(told["job"]), Kind(told["kind"])
+    if not job.in_place:
+        reporter.originals = {os.getcwd(): job.folder, told["script"]: job.path}
     settings = CompileSettings.parse(told["settings"])
     session = Session(
         settings,
@@ -158,12 +167,20 @@ def main(assignment: Path) -> None:
     leave()
 
 
-def print_from_script(error: BaseException) -> None:
-    """Prints the traceback of an exception, beginning in the script."""
+def in_originals(text: str, originals: Mapping[str, str]) -> str:
+    """Returns a text with the user's own paths in place of those of copies, which are gone after the run."""
+    for copy, original in originals.items():
+        text = text.replace(copy, original)
+    return text
+
+
+def print_from_script(error: BaseException, originals: Mapping[str, str]) -> None:
+    """Prints the traceback of an exception, beginning in the script, with the user's own paths."""
     rest = error.__traceback__
     while rest is not None and is_harness(rest.tb_frame.f_code.co_filename):
         rest = rest.tb_next
-    traceback.print_exception(error.with_traceback(rest))
+    text = "".join(traceback.format_exception(error.with_traceback(rest)))
+    print(in_originals(text, originals), end="", file=sys.stderr)
 
 
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:
@@ -292,7 +309,7 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
         )
     return ScriptError(
         "the script ended without a training step: no backward pass and no step of an optimizer of torch.optim; name the script "
-        "that trains, and the arguments that make it train behind --"
+        f"that trains, and the arguments that make it train behind --; if those are right, see whether {SEE_OUTPUT}"
     )
 
 

@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from compile_sweep.contract.inspect_model import facts_of_blocks, has_attention, preferred_memory_format
 from compile_sweep.harness import memory, steady
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.choices import SdpaKernel
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.part_settings import left_out
@@ -178,12 +179,12 @@ def _findings(session: Session) -> Iterator[str]:
         )
     for target in found.targets:
         size = sum(weights.numel() for weights in target.module.parameters())
-        dims = ", ".join(f"{name} {'/'.join(map(str, dims))}" for name, dims in target.changing().items())
+        dims = _named_dimensions(target.changing())
         yield ", ".join(
             [
                 f"module {target.name}: {type(target.module).__name__} of {_count(size)} parameters",
                 f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks",
-                f"batches that change in {dims}" if dims else "batches of one shape",
+                f"batches that change in {dims}" if dims else "batches of one shape in the first steps",
                 *(["random numbers in the forward"] if target.draws else []),
                 *([TWICE] if target.differentiated_twice else []),
             ]
@@ -260,6 +261,16 @@ def _can_pad(session: Session) -> bool:
     return any(why_not_padded(target) is None for target in session.found.targets)
 
 
+_MOST_NAMED = 4
+
+
+def _named_dimensions(found: Mapping[str, tuple[int, ...]]) -> str:
+    """Names dimensions that change, of many tensors the first few: a recommender has lists of ids for dozens of tables."""
+    named = [f"{name} {'/'.join(map(str, dims))}" for name, dims in found.items()]
+    more = len(named) - _MOST_NAMED
+    return ", ".join(named) if more < 2 else f"{', '.join(named[:_MOST_NAMED])} and {more} other tensors"
+
+
 def _count(number: int) -> str:
     """Formats a number as people say it: 9,490 or 124 million."""
     for unit, name in ((1e9, "billion"), (1e6, "million")):
@@ -277,8 +288,15 @@ def spares_culprit(session: Session, error: BaseException) -> str | None:
     """Returns the setting that leaves the module eager whose compiled code raised an error; None if it is unknown, or alone."""
     compiled = [] if session.settings.scope is Scope.EAGER else session.found.all_compiled
     raised, target = session.found.raised_in or (None, None)
-    culprit = target if raised is error else _changed_in_place(compiled, str(error))
+    culprit = target if raised is error else _changed_in_place(compiled, str(error)) or _overwritten(compiled, str(error))
     return left_out(culprit.name) if len(compiled) > 1 and culprit in compiled else None
+
+
+def _overwritten(targets: Iterable[Target], error: str) -> Target | None:
+    """Returns the target whose results a CUDA graph overwrote, as the error says; None if it names none, or one of several."""
+    named = re.search(r"in forward@([\w.<>]+)", error) if GRAPHS_MEMORY in error else None
+    found = [one for one in targets if named and any(type(part).__qualname__ == named[1] for part in one.module.modules())]
+    return found[0] if len(found) == 1 else None
 
 
 def _changed_in_place(targets: Iterable[Target], error: str) -> Target | None:

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from compile_sweep.child_process import kill_session
 from compile_sweep.schema.causes.errors import advice_on_error
 from compile_sweep.schema.outcome import Phase
-from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import CompileSettings, MatmulPrecision, Scope
 from compile_sweep.script import sandbox
 from compile_sweep.script.job import SEE_OUTPUT, FellBackError, ScriptJob, needs_launcher
 
@@ -335,29 +335,41 @@ class ScriptTrial:
         """
         from compile_sweep.script.numerics import EAGER_RUNS
 
-        runs = [(kind, number) for kind, count in EAGER_RUNS.items() for number in range(count(draws))]
-        runs += [("perturbed", EAGER_RUNS["perturbed"](draws) + number) for number in range(more)]
-        missing = [run for run in runs if self.agree(not self._eager_run_file(*run).exists())]
+        runs = [_EagerRun(kind, number) for kind, count in EAGER_RUNS.items() for number in range(count(draws))]
+        precision = self.settings.matmul_precision
+        runs += [_EagerRun("perturbed", EAGER_RUNS["perturbed"](draws) + number, precision) for number in range(more)]
+        missing = [run for run in runs if self.agree(not (self._eager_runs / run.file).exists())]
         if missing:
             self.on_phase(Phase.EAGER_RUNS)
         if at_once > 1:
             with ThreadPoolExecutor(at_once) as pool:
-                ended = [pool.submit(self._eager_run, *run) for run in missing]
+                ended = [pool.submit(self._eager_run, run) for run in missing]
             missing = [run for run, one in zip(missing, ended, strict=True) if one.exception() is not None]
         for run in missing:
-            self._eager_run(*run)
+            self._eager_run(run)
 
-    def _eager_run_file(self, kind: str, number: int) -> Path:
-        return self._eager_runs / f"{kind}-{number}"
-
-    def _eager_run(self, kind: str, number: int) -> None:
+    def _eager_run(self, run: _EagerRun) -> None:
         with tempfile.TemporaryDirectory(dir=self.base, prefix="eager-") as folder:
-            seed = 0 if kind != "perturbed" else number + 1
-            self._once(Path(folder), kind, CompileSettings(scope=Scope.EAGER), forward_seed=seed)
+            seed = 0 if run.kind != "perturbed" else run.number + 1
+            settings = CompileSettings(scope=Scope.EAGER, matmul_precision=run.precision)
+            self._once(Path(folder), run.kind, settings, forward_seed=seed)
             if self.is_first:
-                new = self._eager_runs / f"new-{kind}-{number}"
+                new = self._eager_runs / f"new-{run.file}"
                 shutil.move(Path(folder) / "trajectory", new)
-                os.replace(new, self._eager_run_file(kind, number))
+                os.replace(new, self._eager_runs / run.file)
+
+
+class _EagerRun(NamedTuple):
+    """An eager run that a sweep keeps."""
+
+    kind: str
+    number: int
+    precision: MatmulPrecision | None = None
+    """Precision of float32 products, if not the script's own: that of settings whose rounding such runs are to show."""
+
+    @property
+    def file(self) -> str:
+        return "-".join(str(part) for part in (self.kind, self.precision, self.number) if part is not None)
 
 
 _NEAR = 3.0
@@ -378,7 +390,7 @@ def _judged(
     from compile_sweep.harness.numerics.check import judge
     from compile_sweep.script import numerics
 
-    found = _references(references, outcome)
+    found = _references(references, outcome, settings.matmul_precision)
     if apart := numerics.distance(found.eager, numerics.load(references / "again-0")):
         findings.append(
             f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
@@ -423,14 +435,18 @@ def _skipped_by_itself(losses: Sequence[float], settings: CompileSettings, mark:
     return num_bad if mark.exists() else 0
 
 
-def _references(folder: Path, outcome: Mapping[str, Any]) -> References:
-    """Loads the eager runs. If they differ from the first step on, as with data that no seed fixes, they count as random."""
+def _references(folder: Path, outcome: Mapping[str, Any], precision: MatmulPrecision | None = None) -> References:
+    """Loads the eager runs, further ones in that precision. If they differ from the first step on, they count as random.
+
+    They do so with data that no seed fixes.
+    """
     from compile_sweep.harness.numerics.check import differs
     from compile_sweep.script import numerics
 
     eager, again = (numerics.load(folder / f"{kind}-0") for kind in ("eager", "again"))
-    perturbed = [numerics.load(path) for path in sorted(folder.glob("perturbed-*"))]
-    found = numerics.references(eager, again, perturbed, outcome["facts"]["rounding"])
+    perturbed = [numerics.load(path) for path in sorted(folder.glob("perturbed-[0-9]*"))]
+    further = [numerics.load(path) for path in sorted(folder.glob(f"perturbed-{precision}-*"))] if precision else []
+    found = numerics.references(eager, again, perturbed, outcome["facts"]["rounding"], further=further)
     return found if differs(found) is None else replace(found, eager=replace(eager, random=True))
 
 

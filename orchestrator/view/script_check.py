@@ -301,7 +301,7 @@ def _showing(status: ConsoleStatus, heading: str) -> Callable[[Phase], None]:
 
 def _step_time(compute_ms: float, wait_share: float, speedup: float | None) -> Iterator[str]:
     """Yields how long a step takes with its wait for data, which settings do not change, and without it."""
-    speed = "" if speedup is None else f", which is {speedup:.2g} times as fast as the script as it is, in these few steps"
+    speed = "" if speedup is None else f", which is {speedup:.2f} times as fast as the script as it is, in these few steps"
     if wait_share < _SMALL_WAIT:
         yield f"a step takes about {_time(compute_ms)}{speed}"
         yield f"of that it waits for its data {wait_share:.0%}"

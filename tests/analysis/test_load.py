@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -172,11 +173,25 @@ def test_parts_of_sweep_json_that_are_missing_or_odd_are_empty(make_sweep: MakeS
     assert (info.config, info.environment, info.planned, info.started_at) == ({}, {}, (), "")
 
 
+def moved_apart(path: Path) -> Path:
+    path.rename(path.with_suffix(".apart"))
+    return path
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda folder: (folder / "trials.jsonl").unlink(), "holds no trials.jsonl"),
         (lambda folder: (folder / "trials.jsonl").write_text('{"trial_id":\n'), "line 1"),
+        (
+            lambda folder: moved_apart(folder / "trials.jsonl").mkdir(),
+            "trials.jsonl is a folder; give a folder that a sweep wrote",
+        ),
+        (lambda folder: os.mkfifo(moved_apart(folder / "trials.jsonl")), "trials.jsonl is not a regular file"),
+        (
+            lambda folder: moved_apart(folder / "trials.jsonl").symlink_to("../gone.jsonl"),
+            r"trials.jsonl is a link to \.\./gone.jsonl, which is not there; bring that along, or copy the folder with cp -rL",
+        ),
         (lambda folder: (folder / "warm_starts.jsonl").mkdir(), "warm_starts.jsonl cannot be read \\(Is a directory\\)"),
         (lambda folder: (folder / "sweep.json").unlink(), "holds no sweep.json"),
         (lambda folder: (folder / "sweep.json").write_text("{"), "is not JSON"),

@@ -177,6 +177,21 @@ def test_bounds_of_samples_are_one_more_than_samples() -> None:
 
     assert made(packed, lambda model, batch: model(batch["x"]).mean()).batch_size == 3
 
+    def with_targets_in_rows(number: int) -> dict[str, Tensor]:
+        batch = packed(number)
+        return {"cu_seqlens": batch["cu_seqlens"], "x": batch["x"], "labels": torch.randint(3, batch["x"].shape[:1])}
+
+    assert made(with_targets_in_rows, lambda model, batch: model(batch["x"]).mean()).batch_size == 3
+
+
+def test_why_places_in_a_tuple_are_not_padded_does_not_read_as_numbers() -> None:
+    def images(number: int) -> tuple[Tensor, Tensor]:
+        height, width = ((4, 6), (6, 4), (5, 5))[number]
+        return torch.randn(2, 3, height, width), torch.randint(3, (2, height, width))
+
+    workload = WorkloadFromModel(lambda: nn.Conv2d(3, 3, 1), images, lambda model, batch: model(batch[0]).mean(), num_batches=3)()
+    assert workload.unpadded_reason == "two dimensions of '0' and '1' change apart"
+
 
 class Convolutions(nn.Module):
     def __init__(self) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from compile_sweep import WorkloadFromModel
 from compile_sweep.contract.first_step import check_first_step
 from compile_sweep.contract.from_model import ModelWorkload
+from compile_sweep.contract.inspect_model import find_reused_modules, run_first_forward
 from compile_sweep.contract.optimizers import SeveralOptimizers
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import CompileSettings, OptimizerKind
@@ -38,6 +40,12 @@ def stepped(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     loss = loss_of(model, batch)
     loss.backward()
     return loss.detach()
+
+
+def stepped_and_returned(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss = loss_of(model, batch)
+    loss.backward()
+    return loss
 
 
 def updated(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -71,6 +79,10 @@ class NoLoss(nn.Linear):
             r"loss_fn returned a tensor of shape \(4,\), and a loss is one number; reduce it, say with \.mean\(\)",
         ),
         ({"loss_fn": stepped}, r"it calls backward\(\) itself; .* or give the function as step_fn"),
+        (
+            {"loss_fn": stepped_and_returned},
+            r"loss_fn calls backward\(\) itself, and .*; leave backward\(\) out, or give the function as step_fn",
+        ),
         ({"loss_fn": lambda model, batch: loss_of(model, batch).detach()}, "it is detached"),
         ({"loss_fn": lambda model, batch: loss_of(model, {**batch, "x": batch["x"].mul_(2)})}, "a step changes 'x' of its batch"),
         (
@@ -118,6 +130,13 @@ def test_the_culprit_is_named(told: dict[str, Any], message: str) -> None:
         (lambda: nn.Linear(8, 3).requires_grad_(False), batch_of, "no parameter of the model has requires_grad"),
         (lambda: nn.Linear(8, 3), lambda: batch_of(0), r"called as batch_fn\(number\), and <lambda> takes \(\)"),
         (lambda: nn.Linear(8, 3), lambda number: {"x": np.ones((4, 8))}, r"'x' as ndarray, .* torch\.from_numpy"),
+        (lambda: nn.Linear(8, 3), lambda number: {}, "the batch function returned a dict without a tensor; put the tensors"),
+        (lambda: nn.Linear(8, 3), lambda number: ({"name": "a"}, 3), "returned a tuple without a tensor; put the tensors"),
+        (
+            lambda: nn.LazyLinear(3),
+            lambda number: {"x": torch.randn(4, 8).double(), "y": torch.randint(3, (4,))},
+            "the model's first forward, in which lazy layers get their weights, failed: RuntimeError: .* same dtype",
+        ),
         (
             lambda: nn.Linear(8, 3),
             lambda number: batch_of(0) if number == 0 else {"x": torch.ones(4, 8)},
@@ -139,6 +158,14 @@ def test_a_model_or_batch_that_is_not_as_needed_is_named(model: Any, batch: Any,
     with pytest.raises(WorkloadError, match=message) as caught:
         check_first_step(WorkloadFromModel(model, batch, loss_of, num_batches=2)(), has_gpu=False)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tuple_for_a_model_that_computes_its_loss_is_told_to_be_a_dictionary() -> None:
+    workload = WorkloadFromModel(lambda: NoLoss(8, 3), lambda number: (torch.randn(4, 8), torch.ones(4)), num_batches=2)()
+    with pytest.raises(
+        WorkloadError, match=r"^without loss_fn, .* give loss_fn=lambda model, batch: model\(\*batch\); the batch has 0"
+    ):
+        check_first_step(workload, has_gpu=False)
 
 
 def test_a_step_may_return_a_number_and_step_an_optimizer_of_something_else() -> None:
@@ -257,3 +284,26 @@ def test_what_a_first_forward_installs_or_sets_is_there_before_anything_is_compi
         assert model.config.problem_type == "single_label_classification"
         assert len(model._forward_hooks) == hooks
     assert made().remarks() == []
+
+
+class Decorated(nn.Module):
+    """A block that its library compiles itself."""
+
+    def __init__(self, graphs: CompileCounter) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.compiled = torch.compile(self.layer, backend=graphs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.compiled(x))  # type: ignore[no-any-return]
+
+
+def test_a_look_at_shapes_alone_compiles_nothing_that_the_model_compiles_itself() -> None:
+    """Inductor's kernels, on a tensor that has no data, end the process."""
+    graphs = CompileCounter()
+    model, batch = nn.Sequential(Decorated(graphs), Decorated(graphs)), {"input": torch.randn(2, 3)}
+    run_first_forward(model, batch, on_shapes=True)
+    find_reused_modules(model, "", batch)
+    assert graphs.frame_count == 0
+    model(**batch)
+    assert graphs.frame_count == 2

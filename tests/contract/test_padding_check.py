@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -314,6 +315,40 @@ def added(number: int) -> dict[str, Tensor]:
     return {"x": batch["x"], "bias": torch.where(batch["left_out"], float("-inf"), 0.0), "y": batch["y"]}
 
 
+def added_in_the_last(number: int) -> dict[str, Tensor]:
+    batch = added(number)
+    return batch if number == 0 else batch | {"bias": torch.zeros(3, LENGTHS[number])}
+
+
+def added_in_none(number: int) -> dict[str, Tensor]:
+    return added(number) | {"bias": torch.zeros(3, LENGTHS[number])}
+
+
+class MeanOfKnownIds(nn.Module):
+    """Leaves out the ID that its table of embeddings names as padding, which is not 0."""
+
+    def __init__(self, *, pad_id: int, told: bool) -> None:
+        super().__init__()
+        self.pad_id = pad_id
+        self.embed, self.head = nn.Embedding(20, 8, padding_idx=pad_id if told else None), nn.Linear(8, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        known = (ids != self.pad_id).unsqueeze(-1)
+        found: Tensor = self.head((self.embed(ids) * known).sum(1) / known.sum(1))
+        return found
+
+
+def texts(number: int, *, pad_id: int, shorter: bool) -> dict[str, Tensor]:
+    ids = torch.randint(4, 20, (3, LENGTHS[number]))
+    if shorter:
+        ids[1, 3:] = pad_id
+    return {"ids": ids, "y": torch.tensor([0, 1, 1])}
+
+
+def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch["ids"]), batch["y"])
+
+
 def whole(number: int) -> dict[str, Tensor]:
     batch = masked(number)
     return batch | {"left_out": batch["left_out"].long()}
@@ -330,21 +365,113 @@ def loss_of_known(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return (found[known] - batch["y"][known]).square().mean()
 
 
+class MeanOfOwnText(nn.Module):
+    """Averages over the positions of each text of a row that holds several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        same = (text[:, :, None] == text[:, None, :]).float()
+        found: Tensor = self.head(same @ x / same.sum(-1, keepdim=True))
+        return found
+
+
+def packed(number: int) -> dict[str, Tensor]:
+    text = (torch.arange(LENGTHS[number]) > 2).long().expand(3, -1).clone()
+    return {"x": torch.randn(3, LENGTHS[number], 4), "text": text, "y": torch.randint(0, 2, text.shape)}
+
+
+def packed_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch["x"], batch["text"]).flatten(0, 1), batch["y"].flatten())
+
+
+def marked_as_unknown(number: int) -> dict[str, Tensor]:
+    batch = missing(number)
+    return batch | {"y": batch["y"].nan_to_num(-1)}
+
+
+def loss_of_marked(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    known = batch["y"] != -1
+    return functional.mse_loss(model(batch["x"])[..., 0][known], batch["y"][known])
+
+
 @pytest.mark.parametrize(
     ("model", "batches", "loss", "written"),
     [
         (Attends, masked, attention_loss, {"left_out": 1}),
         (Attends, whole, attention_loss, {"left_out": 1}),
         (Attends, added, attention_loss, {"bias": float("-inf")}),
+        (Attends, added_in_the_last, attention_loss, {"bias": float("-inf")}),
+        (Attends, added_in_none, attention_loss, {"bias": float("-inf")}),
         (lambda: nn.Linear(4, 1), missing, loss_of_known, {"y": float("nan")}),
+        (lambda: nn.Linear(4, 1), marked_as_unknown, loss_of_marked, {"y": -1}),
+        (MeanOfOwnText, packed, packed_loss, {"text": -100}),
+        (partial(MeanOfKnownIds, pad_id=1, told=True), partial(texts, pad_id=1, shorter=False), text_loss, {"ids": 1}),
+        (partial(MeanOfKnownIds, pad_id=3, told=False), partial(texts, pad_id=3, shorter=True), text_loss, {"ids": 3}),
     ],
-    ids=["True is left out", "1 is left out", "added to scores", "nan is unknown"],
+    ids=[
+        "True is left out",
+        "1 is left out",
+        "added to scores",
+        "added to scores of one batch only",
+        "zeros added to scores of every batch",
+        "nan is unknown",
+        "-1 is unknown",
+        "a text of its own",
+        "the embedding's padding_idx",
+        "what rows of the batches end with",
+    ],
 )
 def test_a_value_that_leaves_the_loss_as_it_is_is_what_to_write(model: Any, batches: Any, loss: Any, written: Any) -> None:
     with pytest.raises(WorkloadError, match=r"write pad_with=(\{.*?\}), which leaves loss and gradients as they are") as caught:
         check_padding(made(model, batches, loss), CPU)
     assert str(written).replace(": -inf", ": float('-inf')").replace(": nan", ": float('nan')") in str(caught.value)
     check_padding(made(model, batches, loss, pad_with=written), CPU)
+
+
+class SeesPaddingFaintly(nn.Module):
+    """Has a loss, and a norm of its gradients, that padding changes by less than a thousandth."""
+
+    def __init__(self, *, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.sums, self.mean = nn.Linear(4, 1), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.sums(x.sum(1)).sum() + self.weight * (x.mean(1) @ self.mean).sum()
+        return found
+
+
+def test_padding_that_changes_few_of_the_gradients_is_refused() -> None:
+    def batches(number: int) -> dict[str, Tensor]:
+        return {"x": 1 + torch.rand(2, LENGTHS[number], 4)}
+
+    assert check_padding(made(lambda: SeesPaddingFaintly(weight=0), batches, lambda model, batch: model(**batch)), CPU) is None
+    with pytest.raises(WorkloadError, match=r"has gradients that are 0\.\d+ % off; it pads x"):
+        check_padding(made(lambda: SeesPaddingFaintly(weight=0.02), batches, lambda model, batch: model(**batch)), CPU)
+
+
+def test_a_model_that_takes_a_mask_which_batches_lack_is_given_one() -> None:
+    class Averages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+        def forward(self, input_ids: Tensor, y: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            known = (self.embed(input_ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            return functional.cross_entropy(self.head(known), y)
+
+    def batches(number: int, *, masked: bool) -> dict[str, Tensor]:
+        ids = torch.randint(1, 20, (3, LENGTHS[number]))
+        mask = {"attention_mask": torch.ones_like(ids)} if masked else {}
+        return {"input_ids": ids, "y": torch.tensor([0, 1, 1]), **mask}
+
+    with pytest.raises(WorkloadError, match="or put 'attention_mask' into the batches, 1 where a row has a token"):
+        check_padding(made(Averages, partial(batches, masked=False), None), CPU)
+    assert check_padding(made(Averages, partial(batches, masked=True), None), CPU) is None
 
 
 def test_labels_that_are_the_tensor_of_the_ids_are_labels_all_the_same() -> None:

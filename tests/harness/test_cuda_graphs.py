@@ -158,6 +158,15 @@ def test_results_without_gradients_are_copied_out_of_a_graphs_memory(*, trains: 
     assert (outputs.data_ptr() == memory.data_ptr()) is trains
 
 
+@pytest.mark.parametrize("outlasts", [False, True])
+def test_what_a_critic_reads_after_the_generators_step_is_copied_out_of_a_graphs_memory(*, outlasts: bool) -> None:
+    memory = torch.zeros(2)
+    model = nn.Linear(3, 2)
+    target = Target(called=model, module=model, name="model", outlasts=outlasts)
+    in_place.apply_to_modules(GRAPHS, [target], {}, compiled=lambda *_: lambda x: memory)
+    assert (model(torch.zeros(3)).data_ptr() == memory.data_ptr()) is not outlasts
+
+
 def test_gradients_of_a_script_without_graphs_are_left_where_they_are() -> None:
     model = nn.Linear(3, 2)
     before_graphs(CompileSettings.parse("scope=full"), [Target(called=model, module=model, name="Linear")], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import multiprocessing
 import os
 import resource
@@ -177,11 +178,25 @@ def test_a_line_that_was_changed_does_not_match_its_checksum_and_one_without_is_
     assert read(tmp_path)[0].wall_s == 62.5
 
 
-def test_a_copy_with_other_line_ends_is_read(tmp_path: Path) -> None:
+def test_a_line_that_another_program_wrote_again_does_not_match_its_checksum(tmp_path: Path) -> None:
     append(tmp_path, record("1"))
     log = tmp_path / TRIALS_FILE
-    log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n"))
+    log.write_text(json.dumps(json.loads(log.read_text())) + "\n")  # with spaces, as json and jq write it
+    with pytest.raises(RecordsError, match=r"its checksum does not match; if the line was edited on purpose, remove the"):
+        read(tmp_path)
+
+
+def test_a_copy_with_another_systems_line_ends_and_mark_is_read(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    log = tmp_path / TRIALS_FILE
+    log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes().replace(b"\n", b"\r\n"))
     assert [one.trial_id for one in read(tmp_path)] == ["1"]
+
+
+def test_seconds_of_compiling_are_not_below_zero(tmp_path: Path) -> None:
+    (tmp_path / TRIALS_FILE).write_text(record("1", compile_s=-5.0).to_json() + "\n")
+    with pytest.raises(RecordsError, match="compile_s"):
+        read(tmp_path)
 
 
 def test_a_secret_that_is_a_word_of_a_setting_damages_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import MethodType
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from compile_sweep.script.apply.in_place import with_tensor_rates
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.apply.in_place import apply_to_optimizers, has_fused, with_tensor_rates
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the step below torch's wrapper does not count
@@ -38,6 +41,38 @@ def test_a_schedule_does_not_have_the_optimizer_compiled_again(kind: Any) -> Non
         assert compiled.param_groups[0]["lr"] == 0.05 * (number + 1) / 8, "a script reads the number that it expects"
     torch.testing.assert_close(weights[:2], weights[2:])
     assert graphs.frame_count == (2 if kind is torch.optim.SGD else 1), "SGD's first step creates momentum"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "expected"),
+    [
+        (torch.optim.AdamW, torch.float32, True),
+        (torch.optim.SGD, torch.bfloat16, True),
+        (torch.optim.Adam, torch.complex64, False),
+        (torch.optim.RMSprop, torch.float32, False),
+    ],
+)
+def test_an_optimizer_has_a_fused_implementation_where_torch_has_a_kernel(kind: Any, dtype: torch.dtype, expected: bool) -> None:
+    assert has_fused(kind([nn.Parameter(torch.ones(2, dtype=dtype))], lr=0.1)) is expected
+
+
+def test_a_fused_implementation_that_torch_refuses_at_the_first_step_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 has one of Adagrad on CPUs and none on CUDA, which only its step says: a recommender's trials failed."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise RuntimeError("`fused=True` requires all the params to be floating point Tensors of supported devices: ['cpu']")
+
+    steps: list[Any] = []
+    counting = register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(optimizer))
+    monkeypatch.setattr(sys.modules[torch.optim.Adagrad.__module__], "_device_dtype_check_for_fused", refuses)
+    optimizer = torch.optim.Adagrad([nn.Parameter(torch.ones(2, dtype=torch.float64))])
+    assert not has_fused(optimizer)
+    assert apply_to_optimizers(CompileSettings.parse("scope=eager,optimizer=fused"), [optimizer]) == [
+        "Adagrad has no fused implementation here and runs as the script has it"
+    ]
+    assert has_fused(torch.optim.Adam([nn.Parameter(torch.ones(2))]))
+    counting.remove()
+    assert not steps, "hooks that count a script's steps see none"
 
 
 class Own(torch.optim.SGD):

@@ -249,6 +249,7 @@ def loss(p):
     ("text", "said"),
     [
         ("print('hello')\n", "without a training step"),
+        ("print('no GPU')\n", "if those are right, see whether the end of its output says why"),
         ("import sys\nsys.exit(2)\n", "exit code 2 after 0 steps; it may not know one of its arguments"),
         ("input('which? ')\n", "asks on standard input"),
         ("import json, sys\njson.load(sys.stdin)\n", "; it read standard input, which is empty"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.installed_torch import torch_version
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
@@ -44,6 +45,115 @@ def test_a_module_that_is_left_out_stays_eager(run: Run) -> None:
         session, error = run("gan.py", f"{AOT},{parts}")
         assert error is None
         assert told in str(session.error)
+
+
+GENERATOR_FIRST = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+generator = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+critic = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
+optimizers = [torch.optim.Adam(one.parameters(), 1e-3) for one in (generator, critic)]
+for step in range(400):
+    real, noise = torch.randn(32, 4, device=device), torch.randn(32, 8, device=device)
+    made = generator(noise)
+    loss = nn.functional.softplus(-critic(made)).mean()
+    loss.backward()
+    optimizers[0].step()
+    optimizers[1].zero_grad()
+    loss = nn.functional.softplus(-critic(real)).mean() + nn.functional.softplus(critic(made.detach())).mean()
+    loss.backward()
+    optimizers[1].step()
+    optimizers[0].zero_grad()
+"""
+
+CARRIED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.out = nn.Linear(8, 4), nn.Linear(4, 1)
+
+    def forward(self, x, state):
+        state = torch.tanh(self.mix(torch.cat([x, state], 1)))
+        return self.out(state), state
+
+
+model, state = Cell(), torch.zeros(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(400):
+    scores, state = model(torch.randn(16, 4), state.detach()KEPT)
+    loss = scores.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (GENERATOR_FIRST, {"generator": True, "critic": False}),
+        (CARRIED.replace("KEPT", ""), {"model": True}),
+        (CARRIED.replace("state.detach()KEPT", "torch.zeros(16, 4)"), {"model": False}),
+    ],
+    ids=["generator first", "state carried on", "state anew"],
+)
+def test_what_modules_are_given_after_the_backward_pass_is_found(
+    script: str, expected: dict[str, bool], run: Run, folder: Path
+) -> None:
+    (folder / "kept.py").write_text(script)
+    session, error = run("kept.py", "scope=eager")
+    assert error is session.error is None
+    assert {target.name: target.outlasts for target in session.found.targets} == expected
+
+
+@pytest.mark.gpu
+def test_a_critic_reads_what_the_generator_made_before_its_step_under_cuda_graphs(run: Run, folder: Path) -> None:
+    """On an H200, super-resolution as ESRGAN trains it ended in torch's error, as everything whose generator steps first."""
+    (folder / "kept.py").write_text(GENERATOR_FIRST)
+    session, error = run("kept.py", "scope=full,mode=reduce-overhead")
+    assert error is session.error is None
+    assert session_results.measurement(session).cudagraph_skips == 0
+
+
+SIAMESE = """
+import torch
+from torch import nn
+
+encoder = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+projector = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+head = nn.Linear(4, 3)
+optimizer = torch.optim.SGD([*encoder.parameters(), *projector.parameters(), *head.parameters()], lr=0.01)
+while True:
+    one, other = encoder(torch.randn(16, 8)), encoder(torch.randn(16, 8))
+    loss = (projector(one) - other).square().mean() + head(one).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_modules_of_torch_share_no_limit_of_graphs(run: Run, folder: Path) -> None:
+    """Torch compiles all of its own within one function: three kinds took three of its eight graphs, as recompiles."""
+    (folder / "siamese.py").write_text(SIAMESE)
+    session, error = run("siamese.py", AOT)
+    assert error is session.error is None
+    figures = session_results.measurement(session)
+    assert (figures.graphs, figures.recompile_reasons, figures.fallbacks) == (3, [], [])
+
+
+def test_of_many_tensors_that_change_the_first_few_are_named() -> None:
+    assert session_results._named_dimensions({"ids": (0, 1), "labels": (1,)}) == "ids 0/1, labels 1"
+    tables = {f"ids.{number}": (0,) for number in range(26)}
+    assert session_results._named_dimensions(tables) == "ids.0 0, ids.1 0, ids.2 0, ids.3 0 and 22 other tensors"
 
 
 CAPTIONER = """
@@ -133,6 +243,21 @@ def test_an_error_of_a_tensor_changed_in_place_names_the_module_that_holds_it(ca
     assert session_results.spares_culprit(session, raised.value) == spared
     buffers[1].add_(1)
     assert session_results.spares_culprit(session, raised.value) == "parts.critic.compile=off"
+
+
+@pytest.mark.parametrize(
+    ("named", "spared"), [("Critic", "parts.critic.compile=off"), ("Linear", None), ("Other", None)], ids=["one", "both", "none"]
+)
+def test_an_error_of_overwritten_memory_names_the_module_whose_results_were(named: str, spared: str | None) -> None:
+    class Critic(nn.Sequential):
+        """A critic of a class of its own."""
+
+    modules = {"critic": Critic(nn.Linear(3, 2)), "actor": nn.Sequential(nn.Linear(3, 2))}
+    Critic.__qualname__ = "Critic"
+    found = Discovery(targets=[Target(called=module, module=module, name=name) for name, module in modules.items()])
+    session: Any = SimpleNamespace(settings=CompileSettings.parse("scope=full"), found=found)
+    text = f"Error: accessing tensor {GRAPHS_MEMORY} by a subsequent run. Stack trace: File x.py, line 83, in forward@{named}\n"
+    assert session_results.spares_culprit(session, RuntimeError(text)) == spared
 
 
 PENALTY = """

@@ -114,6 +114,73 @@ def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alon
     assert len(calls) == 3 + fits, "they are made once"
 
 
+def test_further_eager_runs_have_the_precision_of_the_settings_that_are_doubtful(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0) -> None:
+        (base / "trajectory").write_text(f"{kind} {settings.matmul_precision} {forward_seed}")
+
+    monkeypatch.setattr(ScriptTrial, "_once", once)
+    (tmp_path / "train.py").write_text("")
+    (base := tmp_path / "trial").mkdir()
+    (kept := tmp_path / "kept").mkdir()
+    job, settings = ScriptJob.of("train.py", folder=str(tmp_path)), CompileSettings.parse("scope=eager,matmul_precision=high")
+    ScriptTrial(job=job, settings=settings, base=base, references=kept)._make_references(False, at_once=1, more=2)
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {
+        "eager-0": "eager None 0",
+        "again-0": "again None 0",
+        "perturbed-0": "perturbed None 1",
+        "perturbed-high-1": "perturbed high 2",
+        "perturbed-high-2": "perturbed high 3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), [("scope=eager,matmul_precision=high", "ok"), ("scope=eager,optimizer=fused", "diverges")]
+)
+def test_an_optimizer_that_takes_signs_is_judged_by_eager_runs_that_round_as_coarsely(
+    settings: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adagrad's first step moves each element by the rate; of many small ones, TF32 changes the sign of one in a hundred."""
+    signs = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sign()
+
+    def kept(name: str, seed: int = 0) -> None:
+        flipped = torch.rand(len(signs), generator=torch.Generator().manual_seed(seed)) < (0.01 if seed else 0)
+        run = Trajectory(
+            losses=[1.0, 0.9],
+            gradients={"bag": [1.0, 1.0]},
+            updates={"bag": [0.1, 0.1]},
+            movement={"bag": torch.where(flipped, -signs, signs)},
+            start_norms={"bag": 1.0},
+            buffers={},
+            buffer_norms={},
+            weights=torch.float32,
+            random=False,
+        )
+        numerics.save(run, tmp_path / name)
+
+    def make(self: ScriptTrial, draws: bool, *, at_once: int, more: int = 0) -> None:
+        for number in range(3, 3 + more):
+            kept(f"perturbed-high-{number}", number)
+
+    for name in ("eager-0", "again-0", "perturbed-0"):
+        kept(name)
+    kept("trajectory", 1)
+    monkeypatch.setattr(ScriptTrial, "_make_references", make)
+    (tmp_path / "train.py").write_text("")
+    job = ScriptJob.of("train.py", folder=str(tmp_path))
+    run = ScriptTrial(job=job, settings=CompileSettings.parse(settings), base=tmp_path, references=tmp_path)
+    outcome = {
+        "facts": {"draws": False, "rounding": 2.0**-11},
+        "runs_at_once": 1,
+        "losses": [1.0, 0.9],
+        "gradient_check": None,
+        "measurement": {"device": "cuda", "recompile_reasons": [], "graphs": 0},
+        "unsynchronized_kernels": [],
+    }
+    assert run.judge_numbers(tmp_path, outcome, [])["numerics"]["status"] == expected
+
+
 @pytest.mark.parametrize(
     ("reserved", "host_pages", "world_size", "at_once"),
     [(2, 2**40, "1", 5), (30, 2**40, "1", 3), (90, 2**40, "1", 1), (0, 2**40, "1", 1), (2, 1, "1", 1), (2, 2**40, "2", 1)],
@@ -245,8 +312,10 @@ def test_a_traceback_begins_in_the_script(text: str, folder: Path, capsys: pytes
         sys.modules["__main__"], sys.argv[:], sys.path[:] = kept
     assert error is not None
     assert place_of(error) == ("odd.py:1" if "assert" in text else "")
-    print_from_script(error)
-    assert "compile_sweep" not in capsys.readouterr().err
+    print_from_script(error, {str(folder): "/home/me/project"})
+    printed = capsys.readouterr().err
+    assert "compile_sweep" not in printed
+    assert 'File "/home/me/project/odd.py", line 1' in printed
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
 from compile_sweep.schema.causes.guards import (
     FIXED_LENGTH,
+    GROWS_UNEVENLY,
     GUARDS,
     MAY_VARY,
     advice_on_limit,
@@ -111,7 +112,7 @@ def _cause(series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str], 
         return lasting
     cause = cause_of_series(series, breaks, recompiles)
     sizes = [int(value) for value in series.values if value.isdecimal() and int(value) > 1]
-    is_number = cause is not None and cause.name in ("module's counter", "number of each block")
+    is_number = cause is GROWS_UNEVENLY or (cause is not None and cause.name in ("module's counter", "number of each block"))
     if not is_number or {after - before for before, after in pairwise(sizes)} == {1}:
         return cause
     if len(sizes) > 1 and lengths.are_sequence_lengths(*sizes):

@@ -103,13 +103,19 @@ def _is_converted(function: Callable[..., Any], places: Set[_Place], *, wrapped:
     if outer is None or inner is None:  # not written in Python: torch inlines it or reports a graph break
         return True
     owner = type(getattr(function, "__self__", None)).__qualname__
+    # Settings give each class of modules a renamed copy of the code, or call torch's within code of their own: `with_own_code`.
+    if _is_of_torch(outer) and any(name == f"forward@{owner}" for _, _, name in places):
+        return True
     for code in (outer, inner):
         file, line, name = _place(code)
-        # Settings give each class of modules a renamed copy of the code: `with_own_code` in source_runtime.py.
         if {(file, line, name), (file, line, f"{name}@{owner}")} & places:
             return True
     is_disabled = getattr(function, "_torchdynamo_disable", False)
-    return wrapped and not is_disabled and module_path(outer.co_filename).startswith("torch/")
+    return wrapped and not is_disabled and _is_of_torch(outer)
+
+
+def _is_of_torch(code: CodeType) -> bool:
+    return module_path(code.co_filename).startswith("torch/")
 
 
 def _code(function: Callable[..., Any]) -> CodeType | None:

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from compile_sweep.schema.causes.places import is_harness, is_installed, is_of_python, is_package, torch_folder
+from compile_sweep.harness import source_runtime
+from compile_sweep.schema.causes.places import SOURCE_PREFIX, is_harness, is_installed, is_of_python, is_package, torch_folder
 from compile_sweep.schema.causes.recompiles import plain_guard
 
 LINE_LENGTH = 300  # maximum length of a line, in characters
@@ -103,7 +104,9 @@ def function_name(name: str) -> str:
 
 
 def _function(name: str, path: str, line: str) -> str:
-    """Returns a compiled function and its place; torch compiles modules of `torch.nn` through a function of its own."""
+    """Returns a compiled function and its place; modules of `torch.nn` are compiled through a function of torch's or ours."""
+    if "@" in name and (path == source_runtime.__file__ or path.startswith(SOURCE_PREFIX)):
+        return f"{function_name(name)} (torch.nn)"
     place = f"{module_path(path)}:{line}"
     return f"{'module of torch.nn' if 'torch/_dynamo/external_utils' in place else function_name(name)} ({place})"
 
@@ -229,6 +232,7 @@ _NAMED_IN_CONTEXT = (
     r"unsupported operator: ([\w.]+)",
     r"file matches MOD_SKIPLIST \(\S*/(torch/ao)\)",
     r"^\s+(random_value)_\d+: graph input",
+    r": (graph input) \([LG]_[\s\S]*attempted to jump with NumpyNdarrayVariable\(",  # such as an attribute: nothing is drawn
     r"attempted to jump with (NumpyNdarrayVariable)\(",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
     r"call_function args: [^\n]*?\b(\w*NNModuleVariable)\b",

@@ -1,9 +1,10 @@
-"""Finds tensors of a model that its forward reads and then changes in place, of which torch may compute wrong gradients.
+"""Finds tensors of a model that its forward both reads and changes in place, of which torch may compute wrong gradients.
 
 Background: eager autograd keeps what an operation reads, and raises an exception where that has changed before the backward
 pass, unless the forward has copied it first. Compiled code leaves the copy out, or computes what followed from it again in the
 backward pass, from the tensor as it is by then: a queue of features or a running center, read and then updated, gives gradients
-that belong to another loss. A new tensor, assigned in place of the old one, does not.
+that belong to another loss. So it is where the forward changes a tensor and then reads it, such as a counter of steps: the
+backward pass that torch 2.13 compiles may change it once more. A new tensor, assigned in place of the old one, has neither.
 
 Output: names of such tensors: buffers of the user's own modules, and frozen parameters. torch.nn's own buffers, such as running
 statistics, are left out.
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness.distributed import num_workers
 from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences, untrained_tensors
 from compile_sweep.harness.numerics.gradient_check import GradientCheck
@@ -32,8 +34,9 @@ _SEED = 0x5EED
 def with_what_changed(
     found: GradientCheck, model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
-    """Returns a check with the names of tensors that a forward reads and then changes in place; workers call this together."""
-    return replace(found, read_then_changed=read_then_changed(model, step, eagerly))
+    """Returns a check with the names of tensors that a forward reads and changes in place; workers call this together."""
+    before, after = _watched(model, step, eagerly)
+    return replace(found, read_then_changed=before, changed_then_read=after)
 
 
 def read_then_changed(model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]) -> list[str]:
@@ -41,9 +44,20 @@ def read_then_changed(model: nn.Module, step: Differentiated, eagerly: Callable[
 
     A step that torch cannot watch, such as one with `flex_attention`, gives no names.
     """
+    return _watched(model, step, eagerly)[0]
+
+
+def changed_then_read(model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]) -> list[str]:
+    """Returns names of tensors that an eager forward changes in place and then reads for its gradients."""
+    return _watched(model, step, eagerly)[1]
+
+
+def _watched(
+    model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
+) -> tuple[list[str], list[str]]:
     held = _of_the_user(model)
     if not held:
-        return []
+        return [], []
     precision, watched = PRECISIONS[0][1], None
     try:
         watched = _Watched(step, precision, rounding=0.0, seed=_SEED, draws=True, eagerly=eagerly, starts_nearby=False)
@@ -51,7 +65,7 @@ def read_then_changed(model: nn.Module, step: Differentiated, eagerly: Callable[
     except Exception as error:  # what cannot be watched may raise anything, and memory may not suffice for the copies
         if num_workers() > 1 and not isinstance(error, NotImplementedError):  # others wait for this worker
             raise
-        return []
+        return [], []
     finally:
         if watched is not None:
             watched.put_back()
@@ -68,17 +82,19 @@ def _of_the_user(model: nn.Module) -> dict[str, Tensor]:
 
 
 class _Watched(FiniteDifferences):
-    def names(self, held: Mapping[str, Tensor]) -> list[str]:
+    def names(self, held: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+        """Returns the names of tensors that are read and then changed, and of those that are changed and then read."""
         with self._eagerly():
             self._evaluate()
             before = {name: value for name, (_, value) in self._untrained.items()}
             changed = {name: one for name, one in held.items() if name in before and not torch.equal(one, before[name])}
             if not changed:  # as of most models, which spares the time of watching
-                return []
-            with _Reads(changed) as reads:
-                self._evaluate()
-        found: list[str] = reads.found
-        return found
+                return [], []
+            self._restore_untrained()  # before it watches, since that changes tensors in place itself
+            self._step.discard()
+            with own_random_numbers(self._step.device, self._seed), _Reads(changed) as reads:
+                self._step.run()
+        return reads.found, reads.found_after
 
 
 class _Reads(TorchDispatchMode):
@@ -95,12 +111,21 @@ class _Reads(TorchDispatchMode):
         self._used: set[str] = set()
         self._following: dict[int, set[str]] = defaultdict(set)
         """By storage, the names of the tensors that it follows from, as they were when they were first read."""
+        self._written: set[str] = set()
+        self._used_after: set[str] = set()
+        self._following_after: dict[int, set[str]] = defaultdict(set)
+        """The same of tensors as they were after they were changed."""
         self._alive: list[Tensor] = []  # so that no storage is another's successor
 
     @property
     def found(self) -> list[str]:
         """Returns the names, in the order of the model."""
         return [name for name in self._held.values() if name in self._changed & self._used]
+
+    @property
+    def found_after(self) -> list[str]:
+        """Returns the names of those that gradients depend on as they were after a change."""
+        return [name for name in self._held.values() if name in self._used_after]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
@@ -112,11 +137,16 @@ class _Reads(TorchDispatchMode):
         sources = {name for tensor in reads for name in self._following.get(_storage(tensor), ())}
         sources |= {name for tensor in reads if (name := self._held.get(_storage(tensor))) and name not in self._changed}
         self._read |= sources
+        after = {name for tensor in reads for name in self._following_after.get(_storage(tensor), ())}
+        after |= {name for tensor in reads if (name := self._held.get(_storage(tensor))) and name in self._written}
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in reads):
             self._used |= sources
-        for tensor in [*writes, *_tensors(outputs)] if sources - self._used else ():
+            self._used_after |= after
+        for tensor in [*writes, *_tensors(outputs)] if (sources - self._used) | (after - self._used_after) else ():
             self._following[_storage(tensor)] |= sources - self._used
+            self._following_after[_storage(tensor)] |= after - self._used_after
             self._alive.append(tensor)
+        self._written |= {name for tensor in writes if (name := self._held.get(_storage(tensor)))}
         self._changed |= {name for tensor in writes if (name := self._held.get(_storage(tensor))) in self._read and name}
 
 

@@ -276,6 +276,7 @@ def judge(
             recompiles,
             unsynchronized,
             changed=gradient_check.read_then_changed if gradient_check is not None else (),
+            changed_before=gradient_check.changed_then_read if gradient_check is not None else (),
             is_wrong=is_wrong,
             is_script=is_script,
             on_gpu=on_gpu,

@@ -89,8 +89,7 @@ COARSEST = 0.5
 
 LEAST_CHECKED = 0.75  # fraction of the moved layers that must be found right for the check to say so
 LEAST_COMPARED = 0.5
-"""Fraction of the layers that must be comparable with eager's for that to say that gradients are right. Batch
-normalizations of a ResNet have too few elements."""
+"""Fraction of the layers to be comparable with eager's. Batch normalizations of a ResNet have too few elements."""
 
 FINE = 0.15
 """Largest error that may go unseen in a comparison with eager that spares the finite differences: about what these see of one
@@ -131,6 +130,7 @@ class GradientCheck:
     """Number of forward and backward passes."""
     read_then_changed: Sequence[str] = ()
     """Tensors that the forward reads and then changes in place (`changed_in_place.py`)."""
+    changed_then_read: Sequence[str] = ()  # that it changes in place and then reads
 
     @property
     def sentence(self) -> str:

@@ -48,6 +48,7 @@ def what_to_try(
     unsynchronized: Sequence[str],
     *,
     changed: Sequence[str] = (),
+    changed_before: Sequence[str] = (),
     is_wrong: bool,
     is_script: bool,
     on_gpu: bool,
@@ -58,13 +59,28 @@ def what_to_try(
         recompiles: Its recompiles.
         unsynchronized: Its kernels that read back what they store without a barrier.
         changed: Tensors that its forward reads and then changes in place.
+        changed_before: Tensors that its forward changes in place and then reads.
         is_wrong: Whether its gradients are known not to belong to its loss, or not to be eager's.
     """
     advice = _advice(references, settings, recompiles, is_wrong=is_wrong, is_script=is_script, on_gpu=on_gpu)
     advice = _with_unsynchronized(advice, unsynchronized, settings)
     advice = _with_unfrozen(advice, references.eager, settings)
     advice = _with_redrawn(advice, references.eager, settings)
-    return _put_first(advice_on_changed(changed), advice, advice.remedy) if changed else advice
+    if changed:
+        return _put_first(advice_on_changed(changed), advice, advice.remedy)
+    compiles = changed_before and settings.scope is not Scope.EAGER
+    return _put_first(advice_on_changed_before(changed_before), advice, advice.remedy) if compiles else advice
+
+
+def advice_on_changed_before(names: Sequence[str]) -> str:
+    """Says what to write instead where the forward changes tensors in place and then reads them."""
+    first = names[0].rpartition(".")[2]
+    others = f" (and so {', '.join(names[1:3])})" if len(names) > 1 else ""
+    return (
+        f"assign a new tensor, as in self.{first} = self.{first} + 1 or torch.lerp(self.{first}, new, 0.1), instead of changing "
+        f"{names[0]} in place{others}, or change it after the backward pass: the forward reads it after the change, and the "
+        "backward pass that torch 2.13 compiles may make the same change once more"
+    )
 
 
 def advice_on_changed(names: Sequence[str]) -> str:

@@ -43,6 +43,8 @@ NUMPY = (
     "constants once in __init__"
 )
 
+NUMBER_OF_NUMPY = "make it one of Python before the forward, rates = np.linspace(0, 0.1, depth).tolist() or float(rate)"
+
 FAKE = (
     "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "
     "on a function that returns an empty tensor of the right shape and dtype"
@@ -90,6 +92,11 @@ BREAKS = (
         explanation=r"function `(manual_seed|seed|get_rng_state|set_rng_state|fork_rng|Random\.seed)`|`random\.seed|\(fork_rng\)",
     ),
     Cause(
+        "number of numpy",
+        f"torch.compile takes a number of numpy for a tensor, whose value it does not know: {NUMBER_OF_NUMPY}",
+        explanation=r"\(graph input\b",
+    ),
+    Cause(
         "Python's or numpy's random numbers",
         "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
         "instead of `if`, torch.distributions.Beta(a, a).sample() for mixup, torch.where(torch.arange(n) < k, a, b) for a cut at "
@@ -131,7 +138,8 @@ BREAKS = (
         "tensor in place of a number",
         "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for a "
         "function of math torch.sqrt(x), for "
-        f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask",
+        f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask; "
+        "or, if it is a number of numpy, make it one of Python before the forward, float(rate)",
         headline=r"Data dependent operator",
         explanation=r"`aten\._local_scalar_dense(?!.*\(Tensor\.tolist\))",
         needs_all=True,
@@ -159,8 +167,9 @@ BREAKS = (
     Cause(
         "data-dependent branch",
         "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; a "
-        "loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows, because operators "
-        "take none, too; a check that only raises an error belongs after the step, or in torch._assert_async(condition)",
+        "loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows or for an empty "
+        "mask, because operators take those, too; a check that only raises an error stays in the graph as an assert without "
+        "`not`, assert torch.isfinite(x).all(), 'text', or as torch._assert_async(condition), or belongs after the step",
         headline=r"[Dd]ata-dependent (branch|jump)",
     ),
     Cause(
@@ -279,8 +288,9 @@ BREAKS = (
     ),
     Cause(
         "gradient taken in the forward",
-        "set dynamo.trace_autograd_ops=on (torch._dynamo.config.trace_autograd_ops = True), or leave the code that takes the "
-        "gradient eager and compile the modules it calls; a second derivative through compiled code is not possible",
+        "set dynamo.trace_autograd_ops=on (torch._dynamo.config.trace_autograd_ops = True), which compiles the gradient of this "
+        "gradient, too, or leave the code that takes the gradient eager and compile the modules it calls, if no second "
+        "derivative goes through them",
         remedy="dynamo.trace_autograd_ops=on",
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
     ),
@@ -294,8 +304,8 @@ BREAKS = (
     ),
     Cause(
         "requires_grad_() in the forward",
-        "call requires_grad_() on the tensor before the forward, outside compiled code; torch.func.stack_module_state, which "
-        "does so, belongs there, too",
+        "call requires_grad_() on the tensor, or on those that it is computed from, before the forward, outside compiled code; "
+        "torch.func.stack_module_state, which does so, belongs there, too",
         headline=r"Tensor\.requires_grad_\(\)|setattr\(\) on Tensor\.requires_grad|requires_grad_\(\) intermediate",
     ),
     Cause(
@@ -310,6 +320,12 @@ BREAKS = (
         "torch.compile cannot create nested tensors: pass in padded batches and a mask, or create them before the step with "
         "layout=torch.jagged",
         explanation=r"\(aten\._?nested\w+|strided NestedTensor",
+    ),
+    Cause(
+        "dictionary with attributes",
+        "torch.compile calls __getattr__ only where it is written in Python: def __getattr__(self, name): return self[name] in "
+        "place of __getattr__ = dict.__getitem__, or read the configuration once, self.act = cfg.act in __init__",
+        headline=r"non-function __getattr__",
     ),
     Cause(
         "class made in the forward",
@@ -401,7 +417,8 @@ BREAKS = (
         "lock or queue",
         "locks and queues of threads cannot be traced, and a function that holds a lock runs eagerly as a whole: lock, put and "
         "get outside compiled code, before the step or with what the forward returns",
-        explanation=r"enter a `\w*([Ll]ock|Condition|Semaphore)` context manager|class `\w*([Ll]ock|Condition|Semaphore)` ",
+        explanation=r"`_thread\.\w*lock|enter a `\w*([Ll]ock|Condition|Semaphore)` context manager"
+        r"|class `\w*([Ll]ock|Condition|Semaphore)` ",
     ),
     Cause(
         "context manager",

@@ -2,7 +2,7 @@
 
 import re
 
-from compile_sweep.schema.causes.breaks import FAKE, NUMPY, TRUE_OR_FALSE, Cause, cause_of_break, with_operator
+from compile_sweep.schema.causes.breaks import FAKE, NUMBER_OF_NUMPY, NUMPY, TRUE_OR_FALSE, Cause, cause_of_break, with_operator
 
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
 """In the error of a tensor in memory that a CUDA graph has used again."""
@@ -33,16 +33,29 @@ NO_BACKWARD = Cause(
     error=r"no autograd formula was registered",
 )
 
+_DOUBLE_BACKWARD = (
+    "leave the module that is differentiated twice eager (scope=modular, and parts without it), as where a script takes the "
+    "derivative outside its model, or take its first derivative inside the compiled function, "
+    "torch.func.grad(lambda x: model(x).sum())(x), or, where the loss does so by torch.autograd.grad, as gradient penalties, "
+    "physics-informed losses and MAML do, add dynamo.trace_autograd_ops=on to scope=full, with requires_grad_() called on the "
+    "batch's tensors before"
+)
+
 FULLGRAPH = Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph")
 
 ERRORS = (
     Cause(
         "double backward",
-        "a gradient of a gradient cannot go through compiled code: leave the module that is differentiated twice eager "
-        "(scope=modular, and parts without it), or take its first derivative inside the compiled function, "
-        "torch.func.grad(lambda x: model(x).sum())(x); if no second derivative is meant, use backward(retain_graph=True) "
-        "without create_graph, with functorch.donated_buffer=off",
-        error=r"does not currently support double backward|donated buffers",
+        f"a gradient of a gradient cannot go through compiled code that has returned: {_DOUBLE_BACKWARD}",
+        error=r"does not currently support double backward",
+        remedy="dynamo.trace_autograd_ops=on",
+    ),
+    Cause(
+        "donated buffers",
+        "compiled code gives back memory that a second backward needs: if no second derivative is meant, use "
+        "backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off; if one is, a gradient of a "
+        f"gradient cannot go through compiled code that has returned: {_DOUBLE_BACKWARD}",
+        error=r"donated buffers",
         remedy="functorch.donated_buffer=off",
     ),
     Cause(
@@ -113,6 +126,12 @@ ERRORS = (
         f"{TRUE_OR_FALSE} in place of set_grad_enabled(step % 4 == 0), with a graph for each answer",
         error=r"SymNodeVariable\(\) is not a constant",
     ),
+    Cause(
+        "number in a text",
+        "Dynamo fails at a text of a number that may vary, such as f'{seconds:.3f}' of a time taken in the forward: make "
+        "such texts outside the forward, or only if not torch.compiler.is_compiling()",
+        error=r"Unknown format code '\w' for object of type 'str'",
+    ),
     FULLGRAPH,
 )
 """Causes of compiler errors."""
@@ -131,6 +150,11 @@ EXCEPTIONS = (
         "the learning rate's schedule has fewer steps than a trial makes, which warms up, times and compares: give it the "
         "number of steps of a whole training run",
         error=r"Tried to step \d+ times\. The specified number of total steps",
+    ),
+    Cause(
+        "number of numpy as an array",
+        f"an operator is given a number of numpy, which torch.compile makes an array of: {NUMBER_OF_NUMPY}",
+        error=r"must be \w+, not numpy\.ndarray",
     ),
     Cause(
         "numpy computed by torch",

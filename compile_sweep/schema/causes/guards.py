@@ -50,6 +50,15 @@ VIEW = Cause(
     guard=r"'NoneType' object has no attribute '(size|stride|storage_offset)'",  # of x._base, which others do not have
 )
 
+GROWS_UNEVENLY = Cause(
+    "cache that grows",
+    "a Python integer of the module grows: if it counts, such as tokens or samples, or is a length that a schedule sets, let it "
+    "vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on; if it is the size of a cache, build it once in __init__, at "
+    "its largest size, and slice it in the forward, self.table[:length]",
+    remedy="dynamo.allow_unspec_int_on_nn_module=on",
+)
+"""The cause of an integer that grows by different amounts, which may be a cache's size or a count."""
+
 GUARDS = (
     KL_DIVERGENCE,
     Cause(
@@ -78,7 +87,7 @@ GUARDS = (
         "graph; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not, except 0, 1 and "
         "those that the code compares with",
         guard=r"(?!.*\.size\(\)\[)(___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) "
-        r"|\(.*___stack\d+ .*\) == )",
+        r"|\(.*___stack\d+ .*\) == |not \(.*___stack\d+ ==)",
         remedy="dynamo.capture_scalar_outputs=on",
     ),
     Cause(
@@ -157,7 +166,7 @@ GUARDS = (
         "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, and keys the same in every "
         "step, or write it to a buffer of fixed size that the forward does not read; what it reads, such as the last 50 means, "
         "keep in a buffer that a new tensor replaces, self.recent = torch.cat([self.recent[1:], mean[None]])",
-        guard=r"len\(|not |KeyError|\S+ == (set\(\)|\{)|list\(dict\.keys\(",
+        guard=r"len\(|not (?!\()|KeyError|\S+ == (set\(\)|\{)|list\(dict\.keys\(",
     ),
     Cause(
         "dropout that changes",
@@ -178,6 +187,7 @@ GUARDS = (
         "self.bank = torch.cat([self.bank[len(rows):], rows])",
         guard=r"tensor 'self\S*' size mismatch",
     ),
+    GROWS_UNEVENLY,
     Cause(
         "global number",
         "a global Python number changes from step to step, and each of its values needs its own graph: pass it to the forward as "
@@ -212,7 +222,7 @@ GUARDS = (
     Cause(
         "Python number that changes",
         f"a Python number changes from step to step: hand it in as a tensor, or {_IN_A_BUFFER}",
-        guard=r"(?!.*(\.size\(\)\[| % \d+\) )).* == -?\d|___normalize_count_iter",
+        guard=r"(?!not \(|.*(\.size\(\)\[| % \d+\) )).* == -?\d|___normalize_count_iter",
     ),
     Cause(
         "number of each block",
@@ -230,7 +240,7 @@ GUARDS = (
         "number that crosses a limit",
         "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
         "steps, so time both sides separately, or compare outside compiled code",
-        guard=r"(?!.*\.size\(\)\[)(((\S+|\(.+\)) (<=|<|>=|>|!=)|.* % \d+\) ==) -?\d|-?\d\S* (<=|<|>=|>|!=) )",
+        guard=r"(?!.*\.size\(\)\[)(not \(|((\S+|\(.+\)) (<=|<|>=|>|!=)|.* % \d+\) ==) -?\d|-?\d\S* (<=|<|>=|>|!=) )",
     ),
     Cause(
         "argument of changing type",
@@ -357,7 +367,7 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     numbers = [int(value) for value in series.values]
     steps = {after - before for before, after in pairwise(numbers)}
     if len(steps) > 1 and min(steps) > 0:
-        return _NAMED["cache that grows"]
+        return GROWS_UNEVENLY
     return cause
 
 
@@ -438,8 +448,8 @@ def named_advice(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the attribute's own name, and a number's first value, in the code that it shows."""
     source = series.first.source
     is_expression = " " in source
-    of_objects = r"\b[A-Za-z_][\w.\[\]']*\.([A-Za-z_]\w*)\b(?!\()"
-    attributes = {*re.findall(of_objects, source)} if is_expression else {source.rpartition(".")[2]}
+    paths = re.findall(r"\b[A-Za-z_]\w*(?:\.\w+|\[[\w']+\])+(?![\w(])", source) if is_expression else [source]
+    attributes = {path.removesuffix("']").rpartition("['" if path.endswith("']") else ".")[2] for path in paths}
     if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
         return cause.advice
     advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[3]
+SOURCE_PREFIX = "compile_settings_"  # prefix of the pseudo file name under which settings' source is executed
 _HARNESS = (f"{_ROOT}/compile_sweep/", f"{_ROOT}/orchestrator/")
 _WORKLOADS = f"{_ROOT}/workloads/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")

@@ -22,6 +22,7 @@ _NOTATIONS = (
     (re.compile(r"(___check_\w+\([^,]+), \d{6,}\)"), r"\1)"),  # where an object was in this process's memory
     (re.compile(r"(?<=[=<>] )\((-(?:\d[\d.e+-]*|inf))\)"), r"\1"),  # a negative number that is compared with an expression
     (re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]"), r".\1"),
+    (re.compile(r"\bG\['__import_\w+'\]\.(\w+)"), r"G['\1']"),  # a global name of another file than that of the compiled function
 )
 """How torch writes what has a plainer form."""
 

@@ -68,7 +68,9 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
         advice = advice_on_limit(hit, found["recompile_reasons"], found["graph_break_reasons"])
         yield Slowness("recompile limit", f"{where} runs eagerly since it hit its recompile limit", advice)
     if number := len(found["fallbacks"]):
-        yield Slowness("runs eagerly", f"{_counted(number, 'part')} of it runs eagerly", "fix these parts first")
+        yield Slowness(
+            "runs eagerly", f"{_counted(number, 'part')} of it run{'s' if number == 1 else ''} eagerly", "fix that first"
+        )
 
 
 def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:

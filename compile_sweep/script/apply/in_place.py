@@ -207,6 +207,10 @@ def _compile_modules(
         if settings.claims_cudagraphs:
             forward = copied_out(forward, applies=lambda: not torch.is_grad_enabled())
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
+    if settings.claims_cudagraphs:
+        for target in targets:
+            if target.outlasts:
+                wrap_call(target.module, copied_out)
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:
@@ -350,12 +354,26 @@ def _make_foreach(optimizer: Optimizer) -> None:
 
 def has_fused(optimizer: Optimizer) -> bool:
     """Tells whether torch has a fused implementation of the optimizer for these weights."""
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
-    devices = _get_fused_kernels_supported_devices()
+    if any("fused" not in group or group.get("differentiable") for group in optimizer.param_groups):
+        return False
     weights = [one for group in optimizer.param_groups for one in group["params"]]
-    able = all(one.device.type in devices and torch.is_floating_point(one) for one in weights)
-    return able and all("fused" in group and not group.get("differentiable") for group in optimizer.param_groups)
+    return all(_steps_fused(type(optimizer), *which) for which in {(one.device, one.dtype) for one in weights})
+
+
+def _steps_fused(kind: type[Any], device: torch.device, dtype: torch.dtype) -> bool:
+    """Tries a fused step of torch's class on one weight, because torch refuses some only then, such as Adagrad's on CUDA."""
+    of_torch: Any = next(one for one in kind.__mro__ if one.__module__.startswith("torch.optim"))
+    if of_torch is Optimizer:  # a class of somebody else's, which has the option and is taken at its word
+        return dtype.is_floating_point
+    weight = torch.zeros(1, device=device, dtype=dtype).requires_grad_(dtype.is_floating_point)
+    weight.grad = torch.zeros_like(weight)
+    try:
+        probe = of_torch([weight], fused=True)
+        own = of_torch.step
+        getattr(own, "__wrapped__", own)(probe)  # without the hooks that count steps
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _make_fused(optimizer: Optimizer) -> bool:

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 import warnings
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -134,6 +135,48 @@ def with_another_library(net: Net, x: Tensor) -> Tensor:
 
 def with_bisection(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * bisect.bisect([1, 5, 9], x.size(0))
+
+
+_rates = np.linspace(0.1, 0.4, 4)
+_rates_of_python = _rates.tolist()
+
+
+def _dropped(net: Net, x: Tensor, rate: float) -> Tensor:
+    """As DropPath of timm and of many models, whose rates come from np.linspace in some."""
+    if rate == 0.0 or not net.training:
+        return net.layer(x)
+    kept = x.new_empty((len(x), 1)).bernoulli_(1 - rate)
+    return net.layer(x) * kept / (1 - rate)
+
+
+def with_rate_of_numpy(net: Net, x: Tensor) -> Tensor:
+    return _dropped(net, x, _rates[2])
+
+
+def with_rate_of_python(net: Net, x: Tensor) -> Tensor:
+    return _dropped(net, x, _rates_of_python[2])
+
+
+class _Config(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+class _ConfigInPython(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+_config, _config_in_python = _Config(act=torch.tanh), _ConfigInPython(act=torch.tanh)
+
+
+def with_config(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _config.act(net.layer(x))
+    return y
+
+
+def with_config_in_python(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = _config_in_python.act(net.layer(x))
+    return y
 
 
 def with_branch_on_numpys_draw(net: Net, x: Tensor) -> Tensor:
@@ -391,6 +434,8 @@ BREAKS_OF_PYTHON = [
     Case("untraceable builtin", with_bisection, plain),
     Case("operator of another library", with_another_library, plain),
     Case("Python's or numpy's random numbers", with_branch_on_numpys_draw, with_torch_random),
+    Case("dictionary with attributes", with_config, with_config_in_python),
+    Case("number of numpy", with_rate_of_numpy, with_rate_of_python),
     Case("break in a loop", with_break_in_loop, with_loop),
     Case("untraceable builtin", with_builtin, plain),
 ]

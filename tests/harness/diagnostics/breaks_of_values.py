@@ -161,6 +161,18 @@ def with_check_in_the_graph(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+def with_assert_of_not(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    assert not torch.isnan(y).any(), "not a number"
+    return y
+
+
+def with_assert_of_all(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    assert torch.isfinite(y).all(), "not finite"
+    return y
+
+
 def with_ctc_loss(net: Net, x: Tensor) -> Tensor:
     scores = net.layer(x).log_softmax(-1)[:, None]
     loss: Tensor = nn.functional.ctc_loss(scores, torch.ones(1, 2).long(), torch.tensor([4]), torch.tensor([1]))
@@ -334,6 +346,7 @@ BREAKS_OF_VALUES = [
     Case("memory of a tensor", with_shared_memory, plain),
     Case("value of a tensor", with_value_in_a_function, plain),
     Case("data-dependent branch", with_check, with_check_in_the_graph),
+    Case("data-dependent branch", with_assert_of_not, with_assert_of_all),
     Case("CTC loss", with_ctc_loss, plain),
     Case("value of a tensor", with_range_of_a_tensor, with_layers_in_turn),
     Case("identity of an object", with_hash_of_a_tensor, plain),

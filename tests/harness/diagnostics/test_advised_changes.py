@@ -97,6 +97,12 @@ def with_derivative(net: Net, x: Tensor) -> Tensor:
     return y * slope.detach()
 
 
+def with_adapted_weight(net: Net, x: Tensor) -> Tensor:
+    """As MAML: the loss is that of a weight after a step, through which its gradient goes."""
+    (slope,) = torch.autograd.grad(net.layer(x).tanh().sum(), net.layer.weight, create_graph=True)
+    return nn.functional.linear(x, net.layer.weight - 0.1 * slope, net.layer.bias)
+
+
 def with_index_add(net: Net, x: Tensor) -> Tensor:
     return torch.zeros_like(x).index_add(0, torch.tensor([1, 0, 3, 2]), net.layer(x))
 
@@ -204,6 +210,7 @@ def trained(forward: Step, config: dict[str, bool], backend: str | None, steps: 
         ("(loss * mask).sum() / mask.sum()", with_weighted_loss, {}, 1),
         ("labels.masked_fill(~mask, -100)", with_labels_left_out, {}, 1),
         ("dynamo.trace_autograd_ops=on", with_derivative, {"trace_autograd_ops": True}, 1),
+        ("add dynamo.trace_autograd_ops=on to scope=full", with_adapted_weight, {"trace_autograd_ops": True}, 1),
         ("index_add", with_index_add, {}, 1),
         ("padded batches and a mask", with_padded_batches, {}, 1),
         ("self.bank = torch.cat([self.bank[len(rows):], rows])", with_bank_of_fixed_size, {}, 1),

@@ -19,6 +19,7 @@ from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import breaks, errors, guards
 from compile_sweep.schema.causes.recompiles import fold_recompiles
+from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.outcome import Death, Label, judge_death, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 
@@ -41,6 +42,10 @@ def test_a_double_backward_is_the_compilers_error_and_is_mended_by_the_advice() 
     advice = errors.advice_on_error(str(raised.value))
     assert advice is not None
     assert "torch.func.grad(lambda x: model(x).sum())(x)" in advice
+    assert "add dynamo.trace_autograd_ops=on to scope=full" in advice
+    record = {"label": "compile-error", "reason": str(raised.value)}
+    assert remedy_of(record) == "dynamo.trace_autograd_ops=on"
+    assert remedy_of({**record, "reason": "compiled with non-empty donated buffers"}) == "functorch.donated_buffer=off"
 
     def loss(x: Tensor) -> Tensor:
         return torch.func.grad(lambda places: net.layer(places).tanh().sum())(x).square().sum()
@@ -49,6 +54,28 @@ def test_a_double_backward_is_the_compilers_error_and_is_mended_by_the_advice() 
     torch.compile(loss, backend="aot_eager")(torch.randn(4, 8)).backward()
     assert net.layer.weight.grad is not None
     force_loss(net, torch.randn(4, 8)).backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks_before", [True, False])
+def test_a_gradient_penalty_is_one_graph_where_autograd_is_traced_and_its_input_asks_for_gradients_before(
+    asks_before: bool,
+) -> None:
+    def penalty(net: Net, x: Tensor) -> Tensor:
+        between = 0.3 * x + 0.7
+        between = between if asks_before else between.requires_grad_()
+        (slope,) = torch.autograd.grad(net.layer(between).tanh().sum(), between, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean()
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(4, 8, requires_grad=asks_before)
+    (expected,) = torch.autograd.grad(penalty(net, x), net.layer.weight)
+    with torch._dynamo.config.patch(trace_autograd_ops=True), capture_diagnostics() as found:
+        torch.compile(penalty, backend="aot_eager")(net, x).backward()
+    torch.testing.assert_close(net.layer.weight.grad, expected)
+    told = {one and one.name for one in map(breaks.cause_of_break, found.graph_break_reasons)}
+    assert (found.graphs, told) == ((1, set()) if asks_before else (found.graphs, {"requires_grad_() in the forward"}))
 
 
 def test_a_marked_length_that_the_code_fixes_is_the_compilers_error_and_is_mended_by_the_advice() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from faulty_models import TORCH, Net
@@ -13,7 +15,10 @@ from torch import Tensor
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
+from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes import guards
+from compile_sweep.schema.causes.breaks import cause_of_break
+from compile_sweep.schema.causes.errors import advice_on_error, advice_on_exception
 from compile_sweep.schema.causes.recompiles import Recompile, fold_recompiles
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
@@ -147,6 +152,123 @@ def test_a_counter_may_vary_unless_its_exponential_is_taken_or_a_list_is_indexed
         assert "torch.exp(self.count) in place of math.exp(self.count)" in limit(found)
     counter = next(cause for cause in guards.GUARDS if cause.name == "module's counter")
     assert "for each value that a list is indexed with and, in torch 2.13, for each that math.exp or math.log" in counter.advice
+
+
+def tokens(net: Net, x: Tensor) -> Tensor:
+    net.count += x.numel() + net.count // 3
+    return net.layer(x) * min(1.0, net.count / 10000)
+
+
+def curriculum(net: Net, x: Tensor) -> Tensor:
+    net.count = int(net.count * 1.2) + 2
+    return net.layer(x) + net.whole_table[: net.count].mean(0)
+
+
+@pytest.mark.parametrize("forward", [tokens, curriculum])
+def test_a_count_that_grows_unevenly_is_let_vary_and_is_not_taken_for_a_cache_alone(forward: Any) -> None:
+    found = run(forward)
+    assert {*causes(found)} == {"cache that grows"}
+    assert "if it counts, such as tokens or samples" in limit(found)
+    record = {"label": "recompile-limit", "recompile_limit_hits": found.recompile_limit_hits}
+    assert remedy_of({**record, "recompile_reasons": found.recompile_reasons}) == "dynamo.allow_unspec_int_on_nn_module=on"
+    mended = run(forward, allow_unspec_int_on_nn_module=True)
+    assert mended.graphs <= 2
+    assert mended.recompile_limit_hits == []
+
+
+@pytest.mark.parametrize(
+    ("guard", "source", "name"),
+    [
+        ("G['__import_train_dot_loop'].STATE['step'] == 2", "G['STATE']['step']", "step"),
+        ("G['__import_model'].Net.calls == 2", "G['Net'].calls", "calls"),
+        ("G['step'] == 2", "G['step']", "step"),
+        ("self.model.weights['aux'] == 0.95", "self.model.weights['aux']", "aux"),
+        ("self.model.scales[2] == 0.95", "self.model.scales[2]", "steps"),
+    ],
+)
+def test_a_number_in_a_dictionary_or_another_file_is_called_by_its_own_name(guard: str, source: str, name: str) -> None:
+    (series,) = fold_recompiles([f"forward (model.py:3): {guard}"] * 2)
+    cause = guards.lasting_cause(series, (), ())
+    assert cause is not None
+    assert series.first.source == source
+    advice = guards.named_advice(cause, series)
+    assert f"self.register_buffer('{name}', torch." in advice
+    assert f"torch.exp(self.{name})" in advice
+
+
+def timed(net: Net, x: Tensor) -> Tensor:
+    began = time.perf_counter()
+    y = net.layer(x)
+    print(f"{time.perf_counter() - began:.3f} s")
+    return y
+
+
+def timed_unless_compiling(net: Net, x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return net.layer(x)
+    return timed(net, x)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
+@pytest.mark.skipif(TORCH >= (2, 14), reason="seen with torch 2.13")
+def test_a_text_of_a_time_ends_in_the_compilers_error_and_one_that_is_not_compiled_does_not() -> None:
+    with pytest.raises(Exception, match="Unknown format code") as error:
+        run(timed)
+    assert is_compiler_error(error.value)
+    assert "only if not torch.compiler.is_compiling()" in str(advice_on_error(str(error.value)))
+    mended = run(timed_unless_compiling)
+    assert (mended.graphs, mended.graph_break_reasons) == (1, [])
+
+
+def chosen_by_a_set(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) * (1 if int(x[:, 0].argmax()) in (1, 2) else 2)
+
+
+def test_a_value_that_is_looked_up_among_others_is_a_value_of_a_tensor_and_no_list() -> None:
+    assert {*causes(run(chosen_by_a_set))} <= {"value read from a tensor"}
+    told = guards.cause_of_guard("not (___stack1 == 1 or ___stack1 == 2)")
+    counted = guards.cause_of_guard("not (self.count == 1 or self.count == 2)")
+    assert told is not None
+    assert counted is not None
+    assert (told.name, counted.name) == ("value read from a tensor", "number that crosses a limit")
+
+
+class Dropping(torch.nn.Module):
+    """A block with a rate of its own."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layer, self.rate = torch.nn.Linear(8, 8), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(self.layer(x), self.rate)
+
+
+class DroppingByTable(Dropping):
+    """A block with a rate from a table."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(self.layer(x), RATES[2])
+
+
+RATES = np.linspace(0.1, 0.4, 4)
+
+
+def test_a_rate_of_numpy_breaks_the_graph_or_ends_in_an_error_and_one_of_python_does_not() -> None:
+    torch._dynamo.reset()
+    with capture_diagnostics() as found:
+        torch.compile(Dropping(RATES[2]), backend="aot_eager")(torch.randn(4, 8)).sum().backward()
+    (cause,) = {*map(cause_of_break, found.graph_break_reasons)}
+    assert cause is not None
+    assert "if it is a number of numpy, make it one of Python before the forward, float(rate)" in cause.advice
+    DroppingByTable(0.1)(torch.randn(4, 8))
+    with pytest.raises(TypeError) as error:  # behind its break, torch makes an array of the number
+        torch.compile(DroppingByTable(0.1), backend="aot_eager")(torch.randn(4, 8))
+    assert "tolist()" in str(advice_on_exception(str(error.value)))
+    torch._dynamo.reset()
+    with capture_diagnostics() as mended:
+        torch.compile(Dropping(RATES.tolist()[2]), backend="aot_eager")(torch.randn(4, 8)).sum().backward()
+    assert (mended.graphs, mended.graph_break_reasons) == (1, [])
 
 
 def scaled(net: Net, x: Tensor, alpha: float) -> Tensor:
