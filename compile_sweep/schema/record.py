@@ -75,6 +75,7 @@ class TrialRecord(AttemptRecord):
         "nearest lengths where the pool has none of it; not below 0",
         unit="s",
         over_ranks=of_slowest,
+        limits=DIFFERENCE,
         missing=NOT_MEASURED,
     )
     compile_s_by_rank: list[float] = figure(
@@ -82,6 +83,7 @@ class TrialRecord(AttemptRecord):
         unit="s",
         default=list,
         over_ranks=each("compile_s"),
+        limits=DIFFERENCE,
         missing=NOT_MEASURED,
     )
     steady_steps: int | None = figure("timed steps: whole passes over the pool", unit="steps", missing=NOT_MEASURED)

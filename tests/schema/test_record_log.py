@@ -193,12 +193,6 @@ def test_a_copy_with_another_systems_line_ends_and_mark_is_read(tmp_path: Path) 
     assert [one.trial_id for one in read(tmp_path)] == ["1"]
 
 
-def test_seconds_of_compiling_are_not_below_zero(tmp_path: Path) -> None:
-    (tmp_path / TRIALS_FILE).write_text(record("1", compile_s=-5.0).to_json() + "\n")
-    with pytest.raises(RecordsError, match="compile_s"):
-        read(tmp_path)
-
-
 def test_a_secret_that_is_a_word_of_a_setting_damages_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_PASSWORD", "reduce-overhead")
     append(tmp_path, record("1", reason="the password is reduce-overhead"))
