@@ -200,8 +200,8 @@ def _findings(session: Session) -> Iterator[str]:
         yield "no optimizer of torch.optim steps, so each backward pass counts as a step, and its settings change nothing"
     if found.micro_steps > 1:
         yield (
-            f"the model is called {found.micro_steps} times for each step, as where batches are accumulated or an optimizer "
-            "calls the loss itself"
+            f"the model is called {found.micro_steps} times for each step, as where batches are accumulated, a loss compares "
+            "several outputs, or an optimizer calls the loss itself"
         )
     if recomputed := found.num_recomputed // max(1, found.num_backward if found.steps_by_backward else found.num_steps):
         peak, whole = session.peaks.in_use_bytes or 0, memory.total_bytes(session.device)

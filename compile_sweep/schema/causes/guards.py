@@ -134,7 +134,7 @@ GUARDS = (
         "layout in memory",
         "one call gets a tensor of the same shape that is laid out differently in memory, often the first of equal blocks, after "
         "a transpose: call .contiguous() on it, or accept one graph more",
-        guard=r"tensor '.+?' stride mismatch",
+        guard=r"tensor '.+?' stride mismatch|(?!.*\.size\(\)\[).*\.stride\(\)\[",
     ),
     VIEW,
     Cause(

@@ -51,6 +51,19 @@ def test_a_transposed_tensor_is_laid_out_differently_and_a_contiguous_one_takes_
     assert told == [(2, {"layout in memory"}), (1, set())]
 
 
+def test_a_column_of_batches_of_several_widths_is_laid_out_differently_and_its_copies_take_one_graph() -> None:
+    """As the first tokens of texts do, after which a decoder is given tokens that it has chosen."""
+    told = []
+    for laid_out in (Tensor.detach, Tensor.contiguous):
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.sin, backend="eager")
+        with capture_diagnostics() as found:
+            for tokens in (torch.ones(16, 9)[:, 0], torch.ones(16, 8)[:, 0], torch.ones(16)):
+                compiled(laid_out(tokens))
+        told.append((found.graphs, {one.name for text in found.recompile_reasons if (one := cause_of(text))}))
+    assert told == [(3, {"layout in memory"}), (1, set())]
+
+
 class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
