@@ -54,7 +54,8 @@ class Visit:
 
     def expect_trials_drawn(self, count: int) -> None:
         """Waits until so many trials have a marker on the front's chart."""
-        self.page.wait_for_function(f"({_TRIALS_DRAWN})() === {count}")
+        # A function, because a page's policy forbids the `eval` with which other text is looked at again.
+        self.page.wait_for_function(f"() => ({_TRIALS_DRAWN})() === {count}")
 
     def column(self, number: int) -> list[str]:
         return [cell.strip() for cell in self.page.locator(f"#trials tbody tr > :nth-child({number})").all_inner_texts()]

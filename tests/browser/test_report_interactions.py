@@ -161,7 +161,7 @@ def test_a_click_on_a_choice_filters_the_table_and_dims_the_other_lines(browser:
         sync_api.expect(visit.page.locator("#filter")).to_have_value("scope=regional")
         sync_api.expect(visit.page.locator("#trials tbody tr")).to_have_count(2)
         visit.page.wait_for_function(
-            "(({ data }) => data.length === 6 && data.filter((line) => line.opacity < 0.1).length === 4)"
+            "() => (({ data }) => data.length === 6 && data.filter((line) => line.opacity < 0.1).length === 4)"
             "(document.getElementById('parallel-chart'))"
         )
 
@@ -206,9 +206,11 @@ def test_the_theme_is_the_systems_until_it_is_chosen_but_paper_is_white_and_hold
         visit.page.set_viewport_size({"width": 703, "height": 1000})
         visit.page.emulate_media(media="print")
         visit.page.wait_for_selector("html[data-printing]", state="attached")
-        visit.page.wait_for_function(f"{background} === '{white}'")
-        visit.page.wait_for_function("document.documentElement.scrollWidth === 703")
-        visit.page.wait_for_function("[...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg'))")
+        visit.page.wait_for_function(f"() => {background} === '{white}'")
+        visit.page.wait_for_function("() => document.documentElement.scrollWidth === 703")
+        visit.page.wait_for_function(
+            "() => [...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg'))"
+        )
         assert visit.page.evaluate(
             "[...document.querySelectorAll('.trial pre')].every((one) => one.scrollHeight <= one.clientHeight)"
         )
@@ -216,9 +218,10 @@ def test_the_theme_is_the_systems_until_it_is_chosen_but_paper_is_white_and_hold
         visit.page.wait_for_selector("html:not([data-printing])", state="attached")
         sync_api.expect(visit.page.locator("html")).to_have_attribute("data-theme", "dark")
         visit.page.get_by_role("button", name="light / dark").click()
-        visit.page.wait_for_function(f"{background} === '{white}' && {chart} === '{white}'")
+        visit.page.wait_for_function(f"() => {background} === '{white}' && {chart} === '{white}'")
+        visit.page.wait_for_timeout(1000)  # Chromium passes on what a page stores a moment later
         visit.page.reload()
-        visit.page.wait_for_function(f"{background} === '{white}'")
+        visit.page.wait_for_function(f"() => {background} === '{white}'")
         assert visit.errors == []
 
 
