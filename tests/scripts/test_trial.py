@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from threading import Barrier
@@ -20,21 +19,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.transfer import CacheFolders, CacheUsage, gather_artifacts, restore_artifacts
-from compile_sweep.harness.numerics.check import ZERO_GRADIENTS
-from compile_sweep.harness.numerics.references import MORE_PERTURBED
-from compile_sweep.harness.numerics.trajectory import Trajectory
 from compile_sweep.schema.causes.places import place_of
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.outcome import Death, Label, Phase, Verdict, judge_death, judge_measurement
-from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script import numerics, run_one, trial
+from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script import numerics, trial
 from compile_sweep.script.job import SEE_OUTPUT, ScriptError, ScriptJob
 from compile_sweep.script.run_one import print_from_script, run_script
-from compile_sweep.script.session import Kind, Session
+from compile_sweep.script.session import Session
 from compile_sweep.script.session_results import measurement, other_batch_size
 from compile_sweep.script.trial import BUNDLE, RunFailed, ScriptTrial, StartRun
 from orchestrator.run.fork_server import ForkedScriptRun, ForkServer, Setup, script_order
@@ -82,133 +77,6 @@ def test_a_trial_measures_judges_and_leaves_the_persons_folder_as_it_was(folder:
     assert sorted(path.name for path in trial.references.iterdir()) == ["again-0", "eager-0", "lock", "perturbed-0"]
     assert list(trial.base.iterdir()) == []
     assert files_of(folder) == before
-
-
-@pytest.mark.parametrize("fits", [True, False])
-def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alone(
-    fits: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    all_at_once, calls = Barrier(3, timeout=20), list[str]()
-
-    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0) -> None:
-        assert settings.scope is Scope.EAGER
-        calls.append(kind)
-        if fits and len(calls) <= 3:
-            all_at_once.wait()
-            if kind == "again":
-                raise RunFailed("torch.OutOfMemoryError", "out of memory")
-        (base / "trajectory").write_text(f"{kind} {forward_seed}")
-
-    monkeypatch.setattr(ScriptTrial, "_once", once)
-    (base := tmp_path / "trial").mkdir()
-    job = ScriptJob.of("plain_loop.py", [], folder=str(folder))
-    trial = ScriptTrial(job=job, settings=CompileSettings(), base=base, references=tmp_path)
-    trial._make_references(draws=False, at_once=3 if fits else 1)
-    assert calls[3:] == (["again"] if fits else [])
-    assert {kind: (tmp_path / f"{kind}-0").read_text() for kind in calls} == {
-        "eager": "eager 0",
-        "again": "again 0",
-        "perturbed": "perturbed 1",
-    }
-    trial._make_references(draws=False, at_once=3 if fits else 1)
-    assert len(calls) == 3 + fits, "they are made once"
-
-
-def test_further_eager_runs_have_the_precision_of_the_settings_that_are_doubtful(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0) -> None:
-        (base / "trajectory").write_text(f"{kind} {settings.matmul_precision} {forward_seed}")
-
-    monkeypatch.setattr(ScriptTrial, "_once", once)
-    (tmp_path / "train.py").write_text("")
-    (base := tmp_path / "trial").mkdir()
-    (kept := tmp_path / "kept").mkdir()
-    job, settings = ScriptJob.of("train.py", folder=str(tmp_path)), CompileSettings.parse("scope=eager,matmul_precision=high")
-    ScriptTrial(job=job, settings=settings, base=base, references=kept)._make_references(False, at_once=1, more=2)
-    assert {path.name: path.read_text() for path in kept.iterdir()} == {
-        "eager-0": "eager None 0",
-        "again-0": "again None 0",
-        "perturbed-0": "perturbed None 1",
-        "perturbed-high-1": "perturbed high 2",
-        "perturbed-high-2": "perturbed high 3",
-    }
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"), [("scope=eager,matmul_precision=high", "ok"), ("scope=eager,optimizer=fused", "diverges")]
-)
-def test_an_optimizer_that_takes_signs_is_judged_by_eager_runs_that_round_as_coarsely(
-    settings: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Adagrad's first step moves each element by the rate; of many small ones, TF32 changes the sign of one in a hundred."""
-    signs = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sign()
-
-    def kept(name: str, seed: int = 0) -> None:
-        flipped = torch.rand(len(signs), generator=torch.Generator().manual_seed(seed)) < (0.01 if seed else 0)
-        run = Trajectory(
-            losses=[1.0, 0.9],
-            gradients={"bag": [1.0, 1.0]},
-            updates={"bag": [0.1, 0.1]},
-            movement={"bag": torch.where(flipped, -signs, signs)},
-            start_norms={"bag": 1.0},
-            buffers={},
-            buffer_norms={},
-            weights=torch.float32,
-            random=False,
-        )
-        numerics.save(run, tmp_path / name)
-
-    def make(self: ScriptTrial, draws: bool, *, at_once: int, more: int = 0) -> None:
-        for number in range(3, 3 + more):
-            kept(f"perturbed-high-{number}", number)
-
-    for name in ("eager-0", "again-0", "perturbed-0"):
-        kept(name)
-    kept("trajectory", 1)
-    monkeypatch.setattr(ScriptTrial, "_make_references", make)
-    (tmp_path / "train.py").write_text("")
-    job = ScriptJob.of("train.py", folder=str(tmp_path))
-    run = ScriptTrial(job=job, settings=CompileSettings.parse(settings), base=tmp_path, references=tmp_path)
-    outcome = {
-        "facts": {"draws": False, "rounding": 2.0**-11},
-        "runs_at_once": 1,
-        "losses": [1.0, 0.9],
-        "gradient_check": None,
-        "measurement": {"device": "cuda", "recompile_reasons": [], "graphs": 0},
-        "unsynchronized_kernels": [],
-    }
-    assert run.judge_numbers(tmp_path, outcome, [])["numerics"]["status"] == expected
-
-
-@pytest.mark.parametrize(
-    ("reserved", "host_pages", "world_size", "at_once"),
-    [(2, 2**40, "1", 5), (30, 2**40, "1", 3), (90, 2**40, "1", 1), (0, 2**40, "1", 1), (2, 1, "1", 1), (2, 2**40, "2", 1)],
-)
-def test_as_many_eager_runs_start_side_by_side_as_fit_the_gpu_and_the_host(
-    reserved: int, host_pages: int, world_size: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_one.memory, "total_bytes", lambda device: 100)
-    monkeypatch.setattr(os, "sysconf", lambda name: host_pages)
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    peaks = SimpleNamespace(reserved_bytes=reserved, tensors_bytes=None)
-    session: Any = SimpleNamespace(peaks=peaks, device=torch.device("cuda"))
-    assert run_one._runs_at_once(session) == at_once
-
-
-@pytest.mark.slow
-def test_eager_runs_that_settle_a_doubt_start_at_weights_of_their_own_as_far_off_as_kernels_round(run: Run) -> None:
-    moved: list[torch.Tensor] = []
-    for seed in (0, 1, 2, 5, 6):
-        kind = Kind.PERTURBED if seed else Kind.EAGER
-        session, error = run("plain_loop.py", "scope=eager,as_written=on", "--width", "32", kind=kind, forward_seed=seed)
-        assert error is session.error is None
-        assert session.trajectory is not None
-        moved.append(torch.cat(list(session.trajectory.movement.values())))
-    unchanged, *others = moved
-    assert all(not torch.equal(one, other) for one, other in combinations(others, 2))
-    usual, usual_too, further, further_too = (float((one - unchanged).norm() / unchanged.norm()) for one in others)
-    assert 0 < max(usual, usual_too) < min(further, further_too) < 1e-2
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
@@ -536,96 +404,6 @@ def test_a_batch_size_that_a_script_does_not_follow_is_an_error(sizes: list[int]
     settings = CompileSettings.parse("batch_size=16")
     session: Any = SimpleNamespace(settings=settings, sizes=[(size, size) for size in sizes])
     assert (other_batch_size(session) is None) is is_right
-
-
-GAP = {"gap": 0.25, "tolerance": 0.21, "kind": "distance"}
-NEAR = {
-    "status": "diverges", "random": True, "worst": "parameters of conv1", "gradient_check": None, "loss": GAP | {"gap": 0.1},
-    "gradients": {}, "updates": {}, "parameters": {"conv1": GAP},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"status": "ok"}, False),
-        ({"random": False}, True),
-        ({"parameters": {"conv1": GAP | {"gap": 0.9}}}, True),
-        ({"random": False, "parameters": {"conv1": GAP | {"gap": 0.9}}}, False),
-        ({"parameters": {"conv1": GAP | {"gap": None}}}, False),
-        ({"worst": f"gradients of conv1 {ZERO_GRADIENTS}"}, False),
-        ({"gradient_check": {"outcome": "wrong"}}, False),
-    ],
-)
-def test_what_random_numbers_may_explain_is_judged_again_by_more_eager_runs(
-    changes: dict[str, Any], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
-    verdicts = iter([{"numerics": NEAR | changes}, {"numerics": {"status": "ok"}}])
-    monkeypatch.setattr(ScriptTrial, "_make_references", lambda self, draws, *, at_once, more=0: made.append(more))
-    monkeypatch.setattr(trial, "_judged", lambda *given: next(verdicts))
-    monkeypatch.setattr(trial, "_references", lambda *given: SimpleNamespace(eager=SimpleNamespace(random=False)))
-    (tmp_path / "train.py").write_text("")
-    run = ScriptTrial(
-        job=ScriptJob.of("train.py", folder=str(tmp_path)),
-        settings=CompileSettings.parse("scope=full"),
-        base=tmp_path,
-        references=tmp_path,
-    )
-    found = run.judge_numbers(tmp_path, {"facts": {"draws": True}, "runs_at_once": 3}, [])
-    assert made == ([0, MORE_PERTURBED] if expected else [0])
-    assert found["numerics"]["status"] == ("ok" if expected else (NEAR | changes)["status"])
-
-
-def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[bool, int]] = []
-
-    def kept(name: str, loss: float) -> None:
-        run = Trajectory(
-            losses=[loss, loss / 2],
-            gradients={"net": [loss, loss]},
-            updates={"net": [0.1, 0.1]},
-            movement={"net": torch.full((4,), loss / 50, dtype=torch.float64)},
-            start_norms={"net": 1.0},
-            buffers={},
-            buffer_norms={},
-            weights=torch.float32,
-            random=False,
-        )
-        numerics.save(run, tmp_path / name)
-
-    def make(self: ScriptTrial, draws: bool, *, at_once: int, more: int = 0) -> None:
-        made.append((draws, more))
-        for number in range(3 if draws else 1):
-            kept(f"perturbed-{number}", 1.2 + number / 10)
-
-    kept("eager-0", 1.0)
-    kept("again-0", 1.4)
-    kept("trajectory", 1.3)
-    monkeypatch.setattr(ScriptTrial, "_make_references", make)
-    (tmp_path / "train.py").write_text("")
-    job = ScriptJob.of("train.py", folder=str(tmp_path))
-    run = ScriptTrial(job=job, settings=CompileSettings.parse("scope=full"), base=tmp_path, references=tmp_path)
-    facts = {"draws": False, "rounding": 2.0**-24}
-    findings: list[str] = []
-    outcome = {
-        "facts": facts,
-        "runs_at_once": 3,
-        "losses": [1.0],
-        "gradient_check": None,
-        "measurement": {"device": "cpu", "recompile_reasons": [], "graphs": 0},
-        "unsynchronized_kernels": [],
-    }
-    found = run.judge_numbers(tmp_path, outcome, findings)["numerics"]
-    assert made[:2] == [(False, 0), (True, 0)]
-    assert (found["status"], found["random"]) == ("ok", True)
-    assert findings == [
-        "not deterministic: two eager runs are 29 % apart in loss or gradients after the first steps; compiled runs are allowed "
-        "as much"
-    ]
 
 
 @pytest.mark.parametrize(

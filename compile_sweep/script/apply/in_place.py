@@ -210,7 +210,7 @@ def _compile_modules(
     if settings.claims_cudagraphs:
         for target in targets:
             if target.outlasts:
-                wrap_call(target.module, copied_out)
+                wrap_call(target.module, partial(copied_out, applies=torch.is_grad_enabled))  # results without are copied above
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:
