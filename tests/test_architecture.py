@@ -48,6 +48,16 @@ RULES = (
         is_free=lambda importer: not _within(importer, "compile_sweep.schema"),
     ),
     Rule(
+        name="the contract imports neither the harness nor what runs scripts",
+        targets=("compile_sweep.harness", "compile_sweep.script"),
+        is_free=lambda importer: not _within(importer, "compile_sweep.contract"),
+    ),
+    Rule(
+        name="the harness imports nothing that runs scripts",
+        targets=("compile_sweep.script",),
+        is_free=lambda importer: not _within(importer, "compile_sweep.harness"),
+    ),
+    Rule(
         name="compile_sweep and workloads import neither orchestrator nor analysis",
         targets=("orchestrator", "analysis"),
         is_free=lambda importer: not _within(importer, "compile_sweep", "workloads"),

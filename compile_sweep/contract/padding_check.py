@@ -21,10 +21,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.from_model import ModelWorkload
 from compile_sweep.contract.model_and_loss import ModelAndLoss
+from compile_sweep.contract.precision import full_precision
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.contract.tensor_uses import IGNORE_INDEX, is_whole
 from compile_sweep.contract.workload_facts import shown_name
-from compile_sweep.harness.precision import preserve_precision, use_full_precision
 from compile_sweep.schema.errors import WorkloadError
 from compile_sweep.schema.outcome import is_out_of_memory
 
@@ -294,8 +294,7 @@ class _Runs:
         """Returns the loss and all gradients. Batch norms see the padding as in training."""
         model = self.workload.build_model().to(self._device).float()
         self._without_chance(model)
-        with preserve_precision(), seeded(self.workload.seed + other_seed):
-            use_full_precision()
+        with full_precision(), seeded(self.workload.seed + other_seed):
             loss = model(**{name: tensor.to(self._device) for name, tensor in batch.items()})
             loss.backward()
         gradients = {name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None}

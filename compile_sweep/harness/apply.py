@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch
 from compile_sweep.contract.installed_torch import config_place
+from compile_sweep.contract.precision import preserve_precision
 from compile_sweep.harness.outputs import digest, tensors_of
-from compile_sweep.harness.precision import preserve_precision
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.harness.source import Facts, autocast_of, to_source
 from compile_sweep.schema.causes.places import SOURCE_PREFIX

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import repeated_blocks
+from compile_sweep.contract.precision import matmul_precision
 from compile_sweep.harness.numerics.references import PRODUCTS_ROUNDING, RANDOM_REPEATS, References
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING, FLOAT32_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
-from compile_sweep.harness.precision import matmul_precision
 from compile_sweep.script.discover import Discovery, Target
 
 

@@ -17,7 +17,7 @@ from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
-from compile_sweep.harness.precision import convolutions_allow_tf32, fp32_precision_overrides, matmul_precision
+from compile_sweep.contract.precision import convolutions_allow_tf32, fp32_precision_overrides, matmul_precision
 
 _CONFIGS: tuple[tuple[str, Any], ...] = (
     ("inductor", inductor_config), ("dynamo", dynamo_config), ("functorch", functorch_config),

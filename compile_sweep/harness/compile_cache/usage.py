@@ -30,11 +30,11 @@ from torch._dynamo.utils import compilation_time_metrics
 from torch._guards import CompileContext, CompileId
 
 from compile_sweep.contract.installed_torch import private
+from compile_sweep.contract.precision import matmul_precision
 from compile_sweep.harness.compile_cache import bundles
 from compile_sweep.harness.compile_cache import kernels as cache_kernels
 from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.harness.compile_cache.folders import ArtifactKind, choice_key
-from compile_sweep.harness.precision import matmul_precision
 
 DiskDynamoCache = private("torch._dynamo.package", "DiskDynamoCache")
 DynamoStore = private("torch._dynamo.package", "DynamoStore")

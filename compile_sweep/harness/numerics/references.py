@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.base import Batch, Workload
 from compile_sweep.contract.inspect_model import is_safe_to_copy
+from compile_sweep.contract.precision import full_precision, matmul_precision
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
 from compile_sweep.harness.numerics.tolerance import COARSE_FACTOR, FLOAT8_ROUNDING, FLOAT32_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Trajectory, local_shard, make_recorder
-from compile_sweep.harness.precision import matmul_precision, preserve_precision, use_full_precision
 from compile_sweep.harness.prepare import Prepared
 from compile_sweep.schema.ddp_settings import Compression
 from compile_sweep.schema.errors import CompileSweepError
@@ -238,7 +238,7 @@ def _precise(prepared: Prepared, batches: Sequence[Batch], dtype: torch.dtype) -
     eager = replace(eager, autocast=Autocast.OFF, matmul_precision=MatmulPrecision.HIGHEST, ddp=ddp)
     seed = prepared.workload.seed + 1 + RANDOM_REPEATS
     try:
-        with _full_precision(), _stepping(prepared.with_settings(eager), seed, dtype) as (model, step):
+        with full_precision(), _stepping(prepared.with_settings(eager), seed, dtype) as (model, step):
             return record_run(prepared.workload, model, step, [_as(dtype, batch) for batch in batches])
     except CompileSweepError:
         raise
@@ -246,14 +246,6 @@ def _precise(prepared: Prepared, batches: Sequence[Batch], dtype: torch.dtype) -
         if num_workers() > 1 and (is_out_of_memory(error) or isinstance(error, dist.DistError)):
             raise
         return None
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Disables TF32 in matrix products and convolutions for the block."""
-    with preserve_precision():
-        use_full_precision()
-        yield
 
 
 def _in_other_order(
@@ -291,7 +283,7 @@ def _have_one_loss(workload: Workload, batch: Batch, other: Batch, device: torch
     dtype = torch.promote_types(eager.weights, torch.float32)
     limit = _REORDERED_ROUNDINGS * torch.finfo(dtype).eps
     try:
-        with _full_precision(), torch.no_grad():
+        with full_precision(), torch.no_grad():
             model = build_model_on(workload, device, dtype).train(not eager.random)
             seed_all(workload.seed)
             for weights in model.parameters():  # weights that start at zero would hide what is behind them

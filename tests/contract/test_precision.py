@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from compile_sweep.contract.from_model import WorkloadFromModel
-from compile_sweep.harness.compile_cache.torch_state import torch_configuration
-from compile_sweep.harness.measure import Protocol, measure
-from compile_sweep.harness.precision import (
+from compile_sweep.contract.precision import (
     convolutions_allow_tf32,
     fp32_precisions,
     matmul_precision,
     preserve_precision,
     use_full_precision,
 )
+from compile_sweep.harness.compile_cache.torch_state import torch_configuration
+from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.settings import CompileSettings
 

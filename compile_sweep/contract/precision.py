@@ -67,6 +67,14 @@ def preserve_precision() -> Iterator[None]:
                 of.fp32_precision = before[name]
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Disables TF32 and bfloat16 in float32 operations for the block."""
+    with preserve_precision():
+        use_full_precision()
+        yield
+
+
 def _places() -> dict[str, Any]:
     cudnn: Any = torch.backends.cudnn
     mkldnn: Any = torch.backends.mkldnn
