@@ -18,6 +18,8 @@ from compile_sweep.schema.journal import written_whole
 PROG = "python -m analysis.report"
 REPORT_FILE = "report.html"
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -40,7 +42,7 @@ def write_report(folder: str | Path) -> Path:
         with written_whole(path) as unfinished:
             unfinished.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
-        advice = "make room" if error.errno == errno.ENOSPC else "make the folder writable"
+        advice = "make room" if error.errno in _NO_ROOM else "make the folder writable, or see it with --watch"
         raise SweepFolderError(f"{path} cannot be written ({error.strerror}); {advice}") from None
     return path
 

@@ -34,9 +34,9 @@ from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.estimates import expected_s
-from orchestrator.plan.recipes import AUTO_RECIPE, RECIPES, candidates
+from orchestrator.plan.recipes import ARGUMENTS_FOLLOW, AUTO_RECIPE, RECIPES, candidates
 from orchestrator.plan.resolve import refuse_largest_batch
-from orchestrator.plan.scripts import job_of, split_arguments
+from orchestrator.plan.scripts import job_of, parse_own, split_arguments
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import Servers
 from orchestrator.view.explain import DEADLINE_S, Subject, measured_alone
@@ -93,7 +93,7 @@ class Tried:
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs the command; returns its exit code: 0 if every scope works under some strategy for lengths, else 1."""
     own, arguments = split_arguments(command_line.words_of(arguments))
-    return command_line.run(lambda: _check(command_line.parse(Options, prog, _without_flag(own)), arguments))
+    return command_line.run(lambda: _check(parse_own(Options, prog, _without_flag(own), arguments), arguments))
 
 
 def _without_flag(words: Sequence[str]) -> list[str]:
@@ -114,7 +114,8 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
         if options.largest_batch:
             raise ConfigError("--largest-batch looks at a workload, and a script makes its own batches; leave it out")
         if options.workload is not None:
-            raise ConfigError(f"--script takes the place of the workload {options.workload}; leave one of them out")
+            hint = ARGUMENTS_FOLLOW.format(word=options.workload) if arguments is None else "leave one of them out"
+            raise ConfigError(f"--script takes the place of the workload {options.workload}; {hint}")
         budget_s = SCRIPT_BUDGET_S if options.time_budget_s is None else options.time_budget_s
         if not 0 < budget_s < float("inf"):
             raise ConfigError(f"--time-budget-s {budget_s:g} is not an amount of time; use a number of seconds above 0")

@@ -1,7 +1,8 @@
 """`compile-sweep COMMAND …`: every command of the project by one name, wherever it is installed and whatever folder it is in."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -70,7 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if module.startswith("analysis."):  # a script that `run` trains may have a package of that name
         find_own_packages("analysis")
     command: Callable[[Sequence[str], str], int] = import_module(module).main
-    return command(rest, f"{PROG} {name}")
+    with _without_this_package() if name == "run" else nullcontext():
+        return command(rest, f"{PROG} {name}")
+
+
+@contextmanager
+def _without_this_package() -> Iterator[None]:
+    """Forgets that `orchestrator` was imported: a script that runs in this process may have a package of that name."""
+    own = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "orchestrator"}
+    for name in own:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(own)
 
 
 def _help() -> str:

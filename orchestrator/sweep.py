@@ -34,7 +34,7 @@ from orchestrator.guard import scratch_folders
 from orchestrator.guard.machine_state import machine_state
 from orchestrator.plan.describer import DEADLINE_S, Describer
 from orchestrator.plan.resolve import device_of, folder_of, given, refuse_misspelled, resolve, with_settings
-from orchestrator.plan.scripts import findings_lines, job_of, library_equivalents, script_facts, split_arguments
+from orchestrator.plan.scripts import findings_lines, job_of, library_equivalents, parse_own, script_facts, split_arguments
 from orchestrator.plan.space import Target, refuse_several_jobs
 from orchestrator.run import sweep_folder as folder
 from orchestrator.run.stages import Fronts, Stages
@@ -73,7 +73,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
         else None
     )
     default = SweepCommand(sweep=begun.config.to_resume()) if begun and begun.config else None
-    command = command_line.parse(SweepCommand, prog, words, default=default)
+    command = parse_own(SweepCommand, prog, words, arguments, default=default)
     config, run = command.sweep, command.run
     if run.list:
         from orchestrator.plan.listing import show

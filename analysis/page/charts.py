@@ -187,7 +187,7 @@ def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | No
     paused_s = sum(pause.length_s for pause in info.pauses)
     cut = f" Dashed lines are pauses without any trial, {duration(paused_s)} in all, which are not counted." if paused_s else ""
     return Chart(
-        "timeline", "What the machine did when", "Time line", "Trials over time, by what they were doing",
+        "timeline", "What the machine did when", "Timeline", "Trials over time, by what they were doing",
         f"{lanes}. {busy}; gaps are idle time.{cut} {whose}{left_out}",
         as_json(charts.timeline_figure(info)), is_detail=True,
     )  # fmt: skip

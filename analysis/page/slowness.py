@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.choose.break_even import baseline_key
-from analysis.choose.pareto import standing, usable
-from analysis.formatting import number, times
-from compile_sweep.schema.causes.slowness import NOTHING_EXPLAINS, Slowness, why_not_faster
+from analysis.choose.pareto import is_noisy_trial, standing, usable
+from analysis.formatting import number, times, upper_end
+from compile_sweep.schema.causes.slowness import FASTER_FROM, NOTHING_EXPLAINS, Slowness, why_not_faster
 from compile_sweep.schema.outcome import SCRIPT_PIPELINE
 from compile_sweep.schema.settings import CompileSettings, Scope
 
 MOST_NAMED = 6  # maximum number of settings that are named per reason
 MOST_REASONS = 2  # maximum number of reasons at the end of a sweep; the report has all
+
+_NOISY = Slowness("noisy", "its figure is noisy, so it may be faster after all", "measure it again on an otherwise idle machine")
+"""In place of a reason that nothing recorded gives."""
 
 _LISTS = (
     "recompile_limit_hits", "recompile_reasons", "fallbacks", "graph_break_reasons", "perf_hints", "cudagraph_skip_reasons",
@@ -40,7 +43,7 @@ def why_none_is_faster(df: pd.DataFrame) -> list[str]:
     compiled = list(_compiled(df))
     if not all(slow for _, slow in compiled):
         return []
-    known = [reason for reason in _grouped(compiled) if reason.found != NOTHING_EXPLAINS]
+    known = [reason for reason in _grouped(compiled) if reason.found not in (NOTHING_EXPLAINS, _NOISY.found)]
     return [
         f"{reason.settings[0]}{f' and {others} more' if (others := len(reason.settings) - 1 + reason.num_more) else ''}: "
         f"{reason.found}: {reason.advice}"
@@ -66,7 +69,11 @@ def _compiled(df: pd.DataFrame) -> Iterator[tuple[str, list[Slowness]]]:
         in_turn = number(trial["speedup_eager"])
         speedup = in_turn if in_turn is not None or today.empty else number(trial["samples_per_s"] / today.iloc[0])
         backend = CompileSettings.parse(str(trial["settings_key"])).backend
-        yield f"{trial['setting_name']} ({times(speedup)})", why_not_faster(_measured(trial), speedup, backend)
+        why = why_not_faster(_measured(trial), speedup, backend)
+        at_most = upper_end(trial["samples_per_s_high"])
+        if [slow.found for slow in why] == [NOTHING_EXPLAINS] and is_noisy_trial(trial) and speedup and at_most is not None:
+            why = [_NOISY] if speedup * at_most / trial["samples_per_s"] >= FASTER_FROM else why
+        yield f"{trial['setting_name']} ({times(speedup)})", why
 
 
 def _measured(trial: pd.Series) -> Mapping[str, Any]:

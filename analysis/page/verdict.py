@@ -196,7 +196,7 @@ def cache_faults(df: pd.DataFrame) -> list[str]:
     if not (refusing := df[df["cache_refused"].fillna(0) > 0]).empty:
         notes.append(
             f"{len(refusing)} of {len(df)} trials refused {int(refusing['cache_refused'].sum())} artifacts and manifests of the "
-            "store: not signed with this key, damaged or missing. Their logs and `python -m orchestrator.cache verify` say which."
+            "store: not signed with this key, damaged or missing. Their logs and `compile-sweep cache verify` say which."
         )
     return notes
 

@@ -226,7 +226,9 @@ def _members_of_lists(first: Mapping[str, Tensor], changing: Collection[tuple[st
         members.setdefault(of_list, set()).add(rest.partition(".")[0])
     counts = {len(found) if all(map(str.isdigit, found)) else 0 for found in members.values()}
     rows = {0 if (name, 0) in changing else tensor.size(0) for name, tensor in first.items() if tensor.dim()}
-    return counts.pop() if len(counts) == 1 and len(rows) > 1 else 0
+    if len(counts) != 1 or (len(rows) == 1 and (rows != {0} or counts <= {1, 2})):  # 2: source and target
+        return 0
+    return counts.pop()
 
 
 def _are_bounds(tensor: Tensor, samples: Collection[int], rows_of_all: Collection[int]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
@@ -20,7 +21,7 @@ from compile_sweep.schema.errors import WorkloadError
 
 SINGLE = "batch"  # name of the tensor in a batch that is a single tensor
 
-_CONSTANTS = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+_CONSTANTS = (str, bytes, int, float, complex, bool, type(None), enum.Enum, torch.dtype, torch.device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +157,11 @@ def _common_structure(structures: Sequence[Structure | None]) -> tuple[Structure
         for name, value in constants_of(structure):
             if name not in constants or constants[name] == value:
                 continue
+            if _is_list_of_numbers(value):
+                raise WorkloadError(
+                    f"the batch function returned {name!r} as a list of numbers, which differ from batch to batch; use "
+                    "torch.tensor(…) of it"
+                )
             if not _is_text(value):
                 raise WorkloadError(
                     f"batches hold {name!r} as {type(value).__name__}, once {constants[name]!r} and once {value!r}; make it a "
@@ -261,7 +267,7 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
             return Structure("jagged", name)
         tensors[name] = value
         return Structure("tensor", name)
-    if isinstance(value, _CONSTANTS) or _is_text(value):
+    if isinstance(value, _CONSTANTS) or _is_text(value) or (name and _is_list_of_numbers(value)):
         return Structure("constant", value=value)
     keys: Sequence[Any]
     parts: Sequence[Any]
@@ -270,10 +276,8 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
         keys, parts = list(value), list(value.values())
         kind, make = "mapping", dict if type(value) is dict else _maker_of(value)
     elif isinstance(value, list | tuple):
-        if value and all(_is_number(one) for one in _leaves(value)):
-            raise WorkloadError(
-                f"the batch function returned {name or 'a batch'!r} as a list of numbers; use torch.tensor(…) of it"
-            )
+        if _is_list_of_numbers(value):
+            raise WorkloadError("the batch function returned 'a batch' as a list of numbers; use torch.tensor(…) of it")
         keys, parts, kind = range(len(value)), value, "sequence"
         make = getattr(make, "_make", make)  # for a named tuple
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -316,16 +320,11 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     return {key: one for key, one in held.items() if isinstance(one, kept)} if isinstance(held, Mapping) else None
 
 
-def _leaves(values: Sequence[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _leaves(value)
-        else:
-            yield value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_list_of_numbers(value: Any) -> bool:
+    """Tells whether this is a list of numbers, or of lists of them, such as the lengths of a batch's rows."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(_is_list_of_numbers(one) or (isinstance(one, int | float) and not isinstance(one, bool)) for one in value)
 
 
 def _kind_of(value: Any) -> str:

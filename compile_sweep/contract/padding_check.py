@@ -210,7 +210,7 @@ def _in_turn(
     """Yields values to try: marks of padding in few tensors, then in more, then the same with an ID of padding in texts."""
     for pad_id in (None, *pad_ids):
         choices = {name: [pad_id] if pad_id is not None and name in ids else list(marks[name]) for name in marks}
-        open_values = {name: [value for value in some if value != values[name]] for name, some in choices.items()}
+        open_values = {name: [value for value in (*some, 0) if value != values[name]] for name, some in choices.items()}
         names = [name for name, some in open_values.items() if some]
         together = (some for count in range(1, len(names) + 1) for some in combinations(names, count))
         tried = (

@@ -25,6 +25,7 @@ _INDEXING = {"index", "index_select", "gather", "index_add", "index_put", "index
 
 _MOVING = {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "select", "slice", "t", "transpose", "permute"}
 _MOVING |= {"clone", "_to_copy", "alias", "detach", "unbind", "split", "flatten", "contiguous"}
+_MOVING |= {"constant_pad_nd", "cat", "stack", "roll", "flip", "repeat"}  # such as targets after a first token
 """Operators whose result contains the numbers of their argument."""
 
 

@@ -35,7 +35,7 @@ from compile_sweep.harness.distributed import agreed_numbers, by_rank, everywher
 from compile_sweep.harness.memory import MemoryPeaks
 from compile_sweep.harness.numerics.check import check_numerics
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
-from compile_sweep.harness.numerics.references import build_model_on, compute_dtype, eager_reference, record_run
+from compile_sweep.harness.numerics.references import build_model_on, compute_dtype, eager_reference, keep_start, record_run
 from compile_sweep.harness.numerics.step_check import check_step
 from compile_sweep.harness.numerics.trajectory import OutputRecorder, Recorder, Trajectory, make_recorder
 from compile_sweep.harness.pipeline import RealPasses, parse_pipeline, real_passes
@@ -173,6 +173,7 @@ def _measure(run: _Run, on_phase: Callable[[Phase], None], on_early: Callable[[d
     warmup_batches = warm_up_batches(prepared, run.pool, rank=run.rank, protocol=run.protocol)
     recorder = make_recorder(prepared.workload, model, steps=run.protocol.compared_steps)
     expected = Expectation.of(prepared, model, optimizer)
+    keep_start(prepared.workload, model)
     seed_all(prepared.workload.seed)
     with ExitStack() as watching, ExitStack() as undo:
         diagnostics = watching.enter_context(capture_diagnostics(expected))

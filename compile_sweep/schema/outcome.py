@@ -19,7 +19,7 @@ from typing import Any, Self
 from compile_sweep.schema.causes.breaks import advice_on_fallback
 from compile_sweep.schema.causes.errors import MEMORY_ADVICE, advice_on_cudagraph_skip, advice_on_error, advice_on_exception
 from compile_sweep.schema.causes.guards import advice_on_limit
-from compile_sweep.schema.causes.places import place_in_own_code
+from compile_sweep.schema.causes.places import place_in_code
 from compile_sweep.schema.part_settings import left_out_in
 
 MAX_DATA_WAIT_SHARE = 0.05
@@ -355,9 +355,10 @@ def _judge_exception(death: Death, error_type: str) -> Verdict:
         advice, label = advice_on_exception(death.error_text), Label.EXCEPTION
     else:
         advice, label = advice_on_error(death.error_text, left_out_in(death.error_text)), Label.COMPILE_ERROR
-        lines = re.findall(r'File "([^"]+)", line (\d+), in ', death.error_text.partition("from user code:")[2])
-        if place := place_in_own_code((path, int(line)) for path, line in lines):
-            text += f", at {place}"
+        stack = re.split(r"from user code:|User stack:", death.error_text, maxsplit=1)[1:]  # the latter of a length it fixes
+        lines = re.findall(r'File "([^"]+)", line (\d+), in ', "".join(stack))
+        if place := place_in_code([(path, int(line)) for path, line in lines]):
+            text = f"{text.rstrip('.')}, at {place}"
     return verdict_of(label, f"{text} ({where}){f'; {advice}' if advice else ''}")
 
 

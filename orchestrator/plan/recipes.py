@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import chain, combinations, product
 
+from compile_sweep.contract.workload_names import is_in_users_folder, named_workloads
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.setting_text import Scalar
 from compile_sweep.schema.settings import Attention
@@ -16,6 +17,8 @@ GROUP_WINDOW = 100  # number of batches within which recipes group captions of s
 
 AS_WRITTEN: Candidate = {"scope": "eager", "as_written": "on"}
 """A script without changes, the baseline of every sweep of one."""
+
+ARGUMENTS_FOLLOW = "a script's own arguments follow after --, as in -- {word}"
 
 _EAGER_MAX: Candidate = {"scope": "eager", "padding": "max"}
 _EAGER_LONGEST: Candidate = {"scope": "eager", "padding": "longest"}
@@ -365,10 +368,24 @@ def candidates(recipe: str, target: Target) -> Iterator[Candidate]:
         yield {**candidate, "dynamic": "auto"} if is_default else candidate
 
 
-def find_recipe(name: str) -> Recipe:
-    """Returns the recipe called `name`; raises ConfigError if there is none."""
+def find_recipe(name: str, *, has_script: bool = False) -> Recipe:
+    """Returns the recipe called `name`; raises ConfigError if there is none, and says what else the word may be.
+
+    Args:
+        has_script: Whether the sweep is of a script, whose arguments may have been given in the wrong place.
+    """
     if name not in RECIPES:
-        close = get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(RECIPES)}"
-        raise ConfigError(f"no recipe is called {name!r}; {hint}")
+        raise ConfigError(f"no recipe is called {name!r}; {_meant_by(name, has_script=has_script)}")
     return RECIPES[name]
+
+
+def _meant_by(name: str, *, has_script: bool) -> str:
+    if close := get_close_matches(name, RECIPES, n=1):
+        return f"did you mean {close[0]}?"
+    if has_script:
+        return ARGUMENTS_FOLLOW.format(word=name)
+    if name.endswith(".py"):
+        return f"a training script is named by its option: --script {name}"
+    if is_in_users_folder(name) or name in named_workloads():
+        return f"a workload is named by its option: --workload {name}"
+    return f"use one of {', '.join(RECIPES)}"

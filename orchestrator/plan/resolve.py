@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.errors import ConfigError, SettingsError
 from compile_sweep.schema.redact import redact_uri
-from compile_sweep.schema.setting_text import parse_pairs
+from compile_sweep.schema.setting_text import parse_pairs, quote_value
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.short_names import resolve_name
+from compile_sweep.schema.visible_text import visible
 from orchestrator.config import (
     AUTO,
     HIDDEN,
@@ -51,7 +52,10 @@ def device_of(config: SweepConfig, environment: Environment, *, only_plans: bool
 def folder_of(config: SweepConfig, run: Run) -> Path:
     """Returns the sweep's folder; raises ConfigError if nothing says which sweep to resume, or `~` names an unknown user."""
     if run.output is not None:
-        return expanded("--output", run.output)
+        output = expanded("--output", run.output)
+        if str(output).startswith("-") or visible(str(output)) != str(output):  # commands and a terminal would take it for others
+            raise ConfigError(f"--output {quote_value(str(output))} begins with a dash or has control characters; name another")
+        return output
     if run.resume:
         return Path("results") / _name_of(run.storage)
     name = GIVEN if run.settings else config.recipe or config.search.searcher or _recipe(config, run)
@@ -83,7 +87,7 @@ def resolve(config: SweepConfig, run: Run, *, before: SweepConfig | None, enviro
         raise ConfigError(f"--settings replaces a recipe's settings; leave out {config.recipe} or --settings")
     recipe = None if before is not None and config.recipe is None and not run.settings else _recipe(config, run)
     if recipe not in (None, GIVEN):
-        find_recipe(recipe)
+        find_recipe(recipe, has_script=run.script is not None)
     is_auto = (recipe or (before and before.recipe)) == AUTO_RECIPE
     search = _search(config.search, is_auto=is_auto)
     time_budget_s = _time_budget_s(config, device, None if is_auto else _words_of(recipe, before))

@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from compile_sweep import command_line
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import ConfigError
@@ -14,8 +15,10 @@ from compile_sweep.schema.redact import REDACTED
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptError, ScriptJob
 from orchestrator.plan.library_arguments import equivalents
-from orchestrator.plan.recipes import AS_WRITTEN
+from orchestrator.plan.recipes import ARGUMENTS_FOLLOW, AS_WRITTEN
 from orchestrator.plan.space import Choice
+
+Options = TypeVar("Options")
 
 BATCH_ARGUMENT = "--batch-arg"
 
@@ -29,6 +32,20 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
         at = before.index(BATCH_ARGUMENT)
         before[at : at + 2] = [f"{BATCH_ARGUMENT}={before[at + 1]}"]
     return before, after
+
+
+def parse_own(
+    options: type[Options], prog: str, words: Sequence[str], arguments: Sequence[str] | None, *, default: Options | None = None
+) -> Options:
+    """Parses the command's own words. If one is unknown and may be the script's, the error says where those go."""
+    try:
+        return command_line.parse(options, prog, words, default=default)
+    except command_line.UsageError as error:
+        unknown = re.match(r"no option or argument '(.+?)'; (did you mean .+\? )?", f"{error} ")
+        if unknown is None or arguments is not None or not any(word.partition("=")[0] == "--script" for word in words):
+            raise
+        follow = ARGUMENTS_FOLLOW.format(word=unknown[1])
+        raise command_line.UsageError(unknown[0] + (f"A{follow[1:]}" if unknown[2] else follow)) from None
 
 
 def job_of(

@@ -171,18 +171,20 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     path = folder / record.SWEEP_FILE
     try:
         values = json.loads(journal.read_regular(path).decode("utf-8"))
-        if values["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {values['schema_version']!r}, and this version reads {SCHEMA_VERSION}")
+        if not isinstance(values, dict):
+            raise TypeError("it is not a JSON object")
+        if (version := values.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"schema version {version!r}, and this version reads {SCHEMA_VERSION}")
         for name, kind in (("config", dict), ("environment", dict), ("environment_key", str), ("started_at", str)):
-            if not isinstance(values[name], kind):
-                raise TypeError(f"{name} is not a {kind.__name__}")
+            if not isinstance(values.get(name), kind):
+                raise TypeError(f"{name} is {quote_value(values[name]) if name in values else 'missing'}")
         if not _are_runs(runs := values.get("runs", [])):
             raise TypeError(f"runs is {quote_value(runs)}, and not a list of objects that hold text or null")
         if not _is_text_or_null(commit := values["environment"].get("commit")):
             raise TypeError(f"commit is {quote_value(commit)}")
     except OSError as error:
         raise RecordsError(f"{path} cannot be read ({error.strerror}); name another --output") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecordsError(f"{path} is not a sweep this version wrote ({error}); name another --output") from None
     return dict(values)
 

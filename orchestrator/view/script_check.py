@@ -269,7 +269,7 @@ class _ScriptCheck:
         minutes = sum(expected_s(one, target, self.done) for one in (*settings, settings[0])) / 60
         usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
         self._say(f"quickstart: {len(settings)} settings, then the script as it is again, about {minutes:.0f} min{usual}")
-        words = ["python", "-m", "orchestrator.sweep", "quickstart", "--script", self.job.shown]
+        words = ["compile-sweep", "sweep", "quickstart", "--script", self.job.shown]
         self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
 
     def _say(self, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import os
 import re
@@ -207,15 +208,25 @@ def test_a_log_is_linked_only_where_its_folder_is(make_sweep: MakeSweep) -> None
 
 
 @pytest.mark.slow
-def test_a_report_that_cannot_be_finished_leaves_the_old_one(make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "No space left on device); make room"),
+        (errno.EFBIG, "File too large); make room"),
+        (errno.EROFS, "Read-only file system); make the folder writable, or see it with --watch"),
+    ],
+)
+def test_a_report_that_cannot_be_finished_leaves_the_old_one(
+    make_sweep: MakeSweep, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
     folder = make_sweep()
     (folder / "report.html").write_text("old")
 
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(SweepFolderError, match="No space left"):
+    with pytest.raises(SweepFolderError, match=re.escape(said)):
         analysis.write_report(folder)
     assert (folder / "report.html").read_text() == "old"
     assert not list(folder.glob(".report*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -416,6 +417,33 @@ def test_samples_of_a_batch_of_lists_are_their_members() -> None:
     pairs = flatten(((torch.zeros(4, 8), torch.zeros(4, 8)), (torch.zeros(4), torch.zeros(4))))[0]
     assert find_batch_changes([pictures(number) for number in range(3)]).samples == 2
     assert find_batch_changes([pairs, pairs]).samples == 4
+
+
+def test_samples_of_lists_of_tokens_and_tags_of_several_lengths_are_their_members() -> None:
+    def texts(number: int) -> dict[str, Tensor]:
+        rows = [torch.zeros(5 + (number + one) % 3) for one in range(4)]
+        return flatten({"tokens": rows, "tags": list(rows), "names": ["a", "b", "c", "d"]})[0]
+
+    assert find_batch_changes([texts(number) for number in range(3)]).samples == 4
+
+
+class Split(enum.Enum):
+    TRAIN = enum.auto()
+    TEST = enum.auto()
+
+
+def test_enums_and_equal_lists_of_numbers_stay_what_they_are() -> None:
+    def batch(number: int) -> dict[str, Any]:
+        return {"x": torch.randn(2, 3), "split": Split.TRAIN, "info": {"size": (32, 16)}, "number": [number]}
+
+    def loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        assert batch["split"] is Split.TRAIN
+        assert batch["info"]["size"] == (32, 16)
+        return model(batch["x"]).mean()
+
+    with pytest.raises(WorkloadError, match=r"'number' as a list of numbers, which differ from batch to batch; use torch.tensor"):
+        check_first_step(made(batch, loss, lambda: nn.Linear(3, 1)), has_gpu=False)
+    check_first_step(made(lambda number: {**batch(number), "number": [1]}, loss, lambda: nn.Linear(3, 1)), has_gpu=False)
 
 
 class Masked(nn.Module):

@@ -267,6 +267,28 @@ def test_a_loss_whose_state_outlives_its_run_leaves_the_numbers_unchecked_and_on
     assert is_module or "something outside the model changes between runs" in found["worst"]
 
 
+class Warmup:
+    """A weight of the loss that rises with each call, as people write one beside the training loop."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        return loss_of(model, batch) * min(1.0, self.calls / 40)
+
+
+warmup = Warmup()
+
+
+@pytest.mark.parametrize("loss", [warmup, lambda model, batch: warmup(model, batch)])
+def test_each_run_starts_with_the_schedule_that_the_first_one_started_with(loss: Any) -> None:
+    workload = WorkloadFromModel(Stack, rows_of(3), loss, num_batches=3)("only", 0)
+    assert isinstance(workload, ModelWorkload)
+    warmup.calls = 0
+    assert measured(workload, "scope=eager").numerics["status"] == "ok"
+
+
 @pytest.mark.parametrize(
     "spelled", ["scope=eager", "scope=eager,padding=longest,pad_multiple=4", "scope=full,dynamic=buckets,buckets=4/7"]
 )

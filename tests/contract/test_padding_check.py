@@ -517,6 +517,34 @@ def test_targets_that_a_loss_gathers_are_padded_with_the_index_that_they_hold() 
     }
 
 
+class Transducer(nn.Module):
+    """Reads its targets after a first token, as transducers and decoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+
+    def forward(self, targets: Tensor) -> Tensor:
+        return self.words(functional.pad(targets, (1, 0)))
+
+
+def test_targets_that_a_model_reads_are_padded_with_ids_and_0_is_tried_where_another_value_fails() -> None:
+    def words(number: int) -> dict[str, Tensor]:
+        return {"targets": torch.randint(1, 9, (3, 4 + number)), "lengths": torch.full((3,), 4 + number)}
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        known = torch.arange(batch["targets"].size(1) + 1) < batch["lengths"][:, None]
+        return (model(batch["targets"]).square().mean(-1) * known).sum() / known.sum()
+
+    assert made(Transducer, words, loss).padding() == {"targets": ((1,), 0)}
+
+    def read_otherwise(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return loss(model, {**batch, "targets": batch["targets"] * 1})
+
+    with pytest.raises(WorkloadError, match=r"write pad_with=\{'targets': 0\}, which leaves loss and gradients as they are"):
+        check_padding(made(Transducer, words, read_otherwise), CPU)
+
+
 def test_places_in_a_tuple_are_quoted_so_that_they_do_not_read_as_dimensions() -> None:
     def loss(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
         return cross_entropy(model, dict(zip("xy", pair, strict=True)))

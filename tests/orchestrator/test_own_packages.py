@@ -69,6 +69,20 @@ def test_a_plan_is_made_in_a_repository_with_an_analysis_of_its_own(theirs: Path
     assert "as the script has it" in planned.stdout
 
 
+@pytest.mark.slow
+def test_a_script_trains_with_a_winner_in_a_repository_with_packages_of_the_same_names(theirs: Path, repository: Path) -> None:
+    (theirs / "orchestrator").mkdir()
+    (theirs / "orchestrator" / "__init__.py").touch()
+    (theirs / "orchestrator" / "mine.py").write_text("print('theirs')")
+    (theirs / "train.py").write_text("import analysis, orchestrator.mine, workloads\nassert analysis.WIDTH == workloads.WIDTH\n")
+    program = "import sys; sys.path.pop(0); from orchestrator.cli import main; sys.path.insert(0, ''); sys.exit(main())"
+    command = [sys.executable, "-c", program, "run", "--settings", "scope=eager", "train.py"]
+    trained = subprocess.run(
+        command, cwd=theirs, env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True
+    )
+    assert (trained.returncode, trained.stdout) == (0, "theirs\n"), trained.stderr
+
+
 @pytest.mark.nightly("runs a whole sweep; other tests plan the script, and sweep with an installed wheel in the same repository")
 @pytest.mark.slow
 def test_a_script_is_swept_in_a_repository_with_packages_of_the_same_names(theirs: Path, repository: Path) -> None:

@@ -67,8 +67,7 @@ from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING
 NUM_LINES = 2
 """Number of lines, each of which moves every layer. On a single line, the errors of two layers may cancel."""
 
-MAX_SINGLE_LAYERS = 16
-"""Up to this many layers, each is examined by itself once something is wrong; with more, the worst one is found by halving."""
+MAX_SINGLE_LAYERS = 16  # up to so many layers, each is examined by itself once something is wrong; of more, the worst by halving
 
 FLOOR_MARGIN = 3.0
 """Multiple of eager's residual above which compiled code that draws other random numbers counts as wrong."""
@@ -122,6 +121,7 @@ class GradientCheck:
     """Relative errors of layers out of tolerance, largest first; with many layers only the worst one is determined."""
     eager_error: float | None = None
     """Error of eager's own gradients where they are no derivatives of the loss either, and compiled ones are the same."""
+    follows_eager: bool = False  # whether it is only known that compiled and eager losses change alike along the gradients
     share_checked: float | None = None
     """Fraction of the layers with gradients that was checked; the other gradients are too small to be told from rounding."""
     beside_eager: bool = False
@@ -335,7 +335,7 @@ class _Search(FiniteDifferences):
             for values in differences.values():
                 if max(map(abs, values)) <= allowed:
                     verdict = self._verdict(Outcome.OK, max(map(abs, values)), checked)
-                    return replace(verdict, eager_error=self._error_at_two_widths(eager))
+                    return replace(verdict, eager_error=self._error_at_two_widths(eager), follows_eager=True)
         judged = errors if self._draws else differences
         # Eager's residual is curvature, kinks and rounding, which cancel if the random numbers are the same.
         floors = {width: max(map(abs, eager[width])) for width in errors}

@@ -1,10 +1,11 @@
-"""What modules keep in Python besides their parameters and buffers: counters, schedules, lists, generators of their own.
+"""What a step keeps in Python besides parameters and buffers: counters, schedules, lists, generators of its own.
 
 A forward that counts its calls computes a different function at each call. Before the same function is evaluated again, this
-state is restored.
+state is restored. It is in modules, in objects that they hold, and outside: in the globals and classes of the user's own files.
 """
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +14,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compile_sweep.schema.causes.places import is_harness, is_installed
+
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 _VALUES = (bool, int, float, complex, str, tuple, type(None), Tensor)
 """Types stored as they are; for a tensor, its identity is stored."""
+_MOST_ITEMS = 100_000  # of a container whose items are kept; others are data
 
 
 class PythonState:
-    """The state of a model at one time."""
+    """The state of a model and of what its user's files hold, or only the latter, at one time."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, inside: bool = True) -> None:
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._put_back: list[Callable[[], object]] = []
+        self._seen: set[int] = set()
+        files: set[str] = set()
         for module in model.modules():
             attributes = vars(module)
+            files |= {str(getattr(one, "__module__", "")) for one in (type(module), *attributes.values()) if callable(one)}
             for name in attributes.keys() - _OF_EVERY_MODULE:
-                self._keep(attributes, name)
+                if inside or name == "loss_fn":
+                    self._keep(attributes, name)
+        for file in filter(_is_own, files):
+            self._keep_globals(vars(sys.modules[file]))
 
     def put_back(self) -> None:
         """Restores the state."""
@@ -38,10 +48,24 @@ class PythonState:
         for put_back in self._put_back:
             put_back()
 
+    def _keep_globals(self, held: dict[str, Any]) -> None:
+        for name, value in list(held.items()):
+            if name.startswith("__"):
+                continue
+            self._keep(held, name)
+            if isinstance(value, type) and value.__module__ == held["__name__"]:
+                self._put_back.extend(
+                    _setter_of_class(value, attribute, one)
+                    for attribute, one in vars(value).items()
+                    if not attribute.startswith("__") and isinstance(one, _VALUES)
+                )
+
     def _keep(self, attributes: dict[str, Any], name: str) -> None:
         value = attributes[name]
         if isinstance(value, (*_VALUES, list, dict, set, deque)):
             self._values.append((attributes, name, value))
+        if isinstance(value, list | dict | set | deque) and len(value) > _MOST_ITEMS:
+            return
         if isinstance(value, list | deque):
             self._put_back.append(_refill(value, list(value), value.extend))
         elif isinstance(value, set):
@@ -54,6 +78,20 @@ class PythonState:
             self._put_back.append(_setter(value.setstate, value.getstate()))
         elif isinstance(value, np.random.Generator):
             self._put_back.append(_setter(_set_bit_generator(value), value.bit_generator.state))
+        elif _is_own(type(value).__module__) and not isinstance(value, nn.Module | type) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            for own in list(getattr(value, "__dict__", {})):
+                self._keep(vars(value), own)
+
+
+def _is_own(name: str) -> bool:
+    """Tells whether a module is one of the user's own files."""
+    path = str(getattr(sys.modules.get(name), "__file__", None) or "<none>")
+    return not (is_harness(path) or is_installed(path))
+
+
+def _setter_of_class(kind: type, name: str, value: Any) -> Callable[[], object]:
+    return lambda: None if vars(kind).get(name) is value else setattr(kind, name, value)
 
 
 def _refill(container: Any, held: Any, fill: Callable[[Any], object]) -> Callable[[], object]:

@@ -24,6 +24,7 @@ from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep, applied
 from compile_sweep.harness.distributed import everywhere, num_workers
+from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.tolerance import COARSE_FACTOR, FLOAT8_ROUNDING, FLOAT32_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Trajectory, local_shard, make_recorder
 from compile_sweep.harness.prepare import Prepared
@@ -104,11 +105,26 @@ def _stepping(prepared: Prepared, seed: int, dtype: torch.dtype | None = None) -
         yield model, step
 
 
+_start: list[tuple[Workload, PythonState]] = []
+"""What the user's files held when the most recent workload's first run started."""
+
+
+def keep_start(workload: Workload, model: nn.Module) -> None:
+    """Notes what the user's files hold, such as a global counter, for later runs to start from."""
+    _start[:] = [(workload, PythonState(model, inside=False))]
+
+
 def record_run(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:
-    """Runs the step once on each batch, and returns the recorded trajectory."""
+    """Runs the step once on each batch from what the user's files held at the start, and returns the recorded trajectory."""
     recorder = make_recorder(workload, model, steps=len(batches))
-    for batch in batches:
-        recorder.step(step, batch)
+    now = PythonState(model, inside=False)
+    for _, state in (one for one in _start if one[0] is workload):
+        state.put_back()
+    try:
+        for batch in batches:
+            recorder.step(step, batch)
+    finally:
+        now.put_back()  # a compiled run beside it goes on from there
     return recorder.trajectory()
 
 

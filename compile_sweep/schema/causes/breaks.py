@@ -128,6 +128,12 @@ BREAKS = (
         explanation=r"\(torch\._assert\)",
     ),
     Cause(
+        "comparison of whole tensors",
+        "torch.allclose and torch.equal return a bool of Python: write torch.isclose(a, b).all() or (a == b).all(), which stays "
+        "in the graph in an assert, assert torch.isclose(a, b).all(), 'text', and in torch.where(condition, x, y)",
+        explanation=r"`aten\.(allclose|equal)\b",
+    ),
+    Cause(
         "tensor without dimensions as an index",
         "torch reads the number to index with it: give the index a dimension, table[level[None]][0] or table.index_select(0, "
         "level[None])[0] in place of table[level], which stay in the graph; capture_scalar_outputs, which torch names, is "

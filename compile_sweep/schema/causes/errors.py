@@ -80,6 +80,13 @@ ERRORS = (
         error=r"version_counter for inference tensor",
     ),
     Cause(
+        "forward-mode derivative",
+        "Inductor fails at torch.func.jvp of many layers, and at jacfwd: go backwards, y, pull = torch.func.vjp(f, x) and "
+        "pull(v)[0] for v times the Jacobian, which (v * jvp).sum() needs as well, and jacrev for the Jacobian; or leave the "
+        "code that takes the derivative eager",
+        error=r"ZeroTensors are immutable",
+    ),
+    Cause(
         "LSTM on a CPU",
         "torch cannot unroll oneDNN's LSTM: set torch.backends.mkldnn.enabled = False before compiling, or leave "
         "dynamo.allow_rnn out",
@@ -139,6 +146,13 @@ ERRORS = (
 EXCEPTIONS = (
     CHANGED_IN_PLACE,
     NO_BACKWARD,
+    Cause(
+        "result laid out otherwise",
+        "an operator, such as BatchNorm1d after a transpose, returns a tensor that is laid out in memory otherwise than "
+        "torch.compile expects: call .contiguous() on what it is given, x.transpose(1, 2).contiguous(), or leave out "
+        "backend=aot_eager, because Inductor may not depend on it",
+        error=r"view size is not compatible with input tensor's size and stride",
+    ),
     Cause(
         "graph of the step before",
         "what the model keeps from step to step, such as a running mean or a hidden state, holds the graph of the step before: "

@@ -251,8 +251,9 @@ GUARDS = (
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"\S+ is None"),
     Cause(
         "Python value that changes",
-        "each of its values needs a graph of its own: a few are fine; if only the first forward changes it, as an initialization "
-        "from data does, run one forward before compiling; if there are many, decide outside compiled code, or make it a tensor; "
+        "each of its values needs a graph of its own: a few are fine, with a recompile_limit above their number; if only the "
+        "first forward changes it, as an initialization from data does, run one forward before compiling; if there are many, "
+        "decide outside compiled code, or make it a tensor; "
         "leave texts that nothing is computed from, such as names of files, out of the forward",
         guard=r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
     ),

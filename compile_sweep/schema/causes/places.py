@@ -1,9 +1,10 @@
 """Tells the user's source files from those of Python, of installed packages and of this project, by the paths of stack frames."""
 
 import os
+import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +15,20 @@ _HARNESS = (f"{_ROOT}/compile_sweep/", f"{_ROOT}/orchestrator/")
 _WORKLOADS = f"{_ROOT}/workloads/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 """What the folders of packages are called on other hosts, whose errors also come with paths."""
+_AFTER_PACKAGES = re.compile("|".join(_PACKAGES))
 
 
 def place_in_own_code(frames: Iterable[tuple[str, int]]) -> str:
     """Returns `model.py:3` for the innermost frame, given by file and line, in the user's own code; empty if there is none."""
     own = [(path, line) for path, line in frames if not (is_harness(path) or is_installed(path))]
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def place_in_code(frames: Sequence[tuple[str, int]]) -> str:
+    """Returns the same or, where no frame is of the user's own code, that of a package other than torch, with its folder."""
+    others = [(path, line) for path, line in frames if is_package(path) and not is_torch(path)]
+    library = f"{_AFTER_PACKAGES.split(others[-1][0])[-1]}:{others[-1][1]}" if others else ""
+    return place_in_own_code(frames) or library
 
 
 def place_of(error: BaseException) -> str:
@@ -43,6 +52,11 @@ def is_package(path: str) -> bool:
     """Tells whether a file is in a folder of installed packages."""
     beside_torch = os.path.dirname(torch_folder().rstrip("/")) + "/"
     return path.startswith((*_folders("purelib", "platlib"), beside_torch)) or any(folder in path for folder in _PACKAGES)
+
+
+def is_torch(path: str) -> bool:
+    """Tells whether a file is torch's, here or on another host."""
+    return path.startswith(torch_folder()) or any(f"{folder}torch/" in path for folder in _PACKAGES)
 
 
 def is_of_python(path: str) -> bool:

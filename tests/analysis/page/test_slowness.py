@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -50,6 +51,21 @@ def test_a_wait_that_is_in_no_figure_is_no_reason(make_sweep: MakeSweep, pipelin
     slow = trial("scope=full", 540, 50, speedup_eager=0.9, pipeline=pipeline, data_wait_share=0.4)
     (reason,) = reasons(analysis.load(make_sweep([trial("scope=eager", 600, 0.1), slow])))
     assert reason.found.startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("high", "found"), [(math.inf, "its figure is noisy"), (800.0, "its figure is noisy"), (550.0, "nothing that")]
+)
+def test_what_is_noisy_and_may_be_faster_is_measured_again_instead_of_explained(
+    make_sweep: MakeSweep, high: float, found: str
+) -> None:
+    noisy = trial(
+        "scope=full", 500, 50, speedup_eager=None, speedup_eager_ci95=None, stable=False, samples_per_s_ci95=(90.0, high)
+    )
+    table = analysis.load(make_sweep([trial("scope=eager", 600, 0.1), noisy]))
+    (reason,) = reasons(table)
+    assert reason.found.startswith(found)
+    assert not why_none_is_faster(table)
 
 
 @pytest.mark.parametrize(("rate", "is_slow"), [(1000, False), (500, True)])

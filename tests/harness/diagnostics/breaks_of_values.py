@@ -64,6 +64,26 @@ def with_clone(net: Net, x: Tensor) -> Tensor:
     return net.layer(x.clone())
 
 
+def with_allclose(net: Net, x: Tensor) -> Tensor:
+    weights = net.layer(x).softmax(-1)
+    assert torch.allclose(weights.sum(-1), torch.ones(len(x)), atol=1e-3), "not a distribution"
+    return weights
+
+
+def with_isclose(net: Net, x: Tensor) -> Tensor:
+    weights = net.layer(x).softmax(-1)
+    assert torch.isclose(weights.sum(-1), torch.ones(len(x)), atol=1e-3).all(), "not a distribution"
+    return weights
+
+
+def with_equal(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x) if torch.equal(x, x.round()) else net.layer(2 * x)
+
+
+def with_equal_kept(net: Net, x: Tensor) -> Tensor:
+    return torch.where((x == x.round()).all(), net.layer(x), net.layer(2 * x))
+
+
 def with_counted_classes(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) @ nn.functional.one_hot(torch.arange(8)).float()
 
@@ -354,6 +374,8 @@ BREAKS_OF_VALUES = [
     Case("data-dependent branch", with_rounds_until_it_converges, with_fixed_rounds),
     Case("data-dependent branch", with_branch, with_where),
     Case("output of unknown size", with_rows, with_mask),
+    Case("comparison of whole tensors", with_allclose, with_isclose),
+    Case("comparison of whole tensors", with_equal, with_equal_kept),
     Case("number of classes", with_counted_classes, with_known_classes),
     Case("sparse tensor", with_sparse_made_there, with_zeros),
     Case("nested tensor", with_nested, plain),

@@ -164,6 +164,13 @@ def test_what_the_gradient_check_could_not_see_is_told() -> None:
     assert advice._gradient_check({**check, "share_checked": 0.935}) == f"{told}; 6.5 % of the layers could not be checked"
 
 
+def test_gradients_of_an_uneven_loss_are_not_said_to_belong_to_it() -> None:
+    check = {"outcome": "ok", "error": 0.0, "allowed": 0.003, "layers": {}, "share_checked": 1.0, "follows_eager": True}
+    told = "gradients are eager's within 0 % of one layer's (0.3 % allowed), by how both losses change along them; "
+    assert advice._gradient_check(check).startswith(told)
+    assert "fine if meant" in advice._gradient_check({**check, "eager_error": 0.5})
+
+
 def test_gradients_that_were_compared_with_eagers_are_told_as_such() -> None:
     check = {"outcome": "ok", "error": 0.004, "allowed": 0.015, "layers": {}, "share_checked": 0.57, "beside_eager": True}
     told = "gradients are eager's within 0.4 % of one layer's (1.5 % allowed), at the same weights and batch"

@@ -427,6 +427,46 @@ def test_scipy_that_fails_only_in_compiled_code_is_mended_by_constants_made_befo
     torch.testing.assert_close(torch.compile(lambda x: basis(x, numbers), backend="eager", fullgraph=True)(x), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+def test_a_forward_mode_derivative_that_fails_in_inductor_is_mended_by_going_backwards() -> None:
+    torch.manual_seed(0)
+    layer, x, v = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8), torch.randn(4, 8)
+
+    def forwards(x: Tensor, v: Tensor) -> Tensor:
+        y, derivative = torch.func.jvp(layer, (x,), (v,))
+        return y.sum() + (v * derivative).sum()
+
+    def backwards(x: Tensor, v: Tensor) -> Tensor:
+        y, pull = torch.func.vjp(layer, x)
+        return y.sum() + (v * pull(v)[0]).sum()
+
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError) as raised:
+        torch.compile(forwards)(x, v).backward()
+    assert is_compiler_error(raised.value)
+    assert "go backwards, y, pull = torch.func.vjp(f, x)" in (errors.advice_on_error(str(raised.value)) or "")
+    torch.testing.assert_close(torch.compile(backwards, fullgraph=True)(x, v), forwards(x, v))
+
+
+def test_a_norm_over_a_transposed_sequence_that_fails_with_aot_eager_is_mended_by_contiguous() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, contiguous: bool) -> Tensor:
+            channels = x.transpose(1, 2)
+            return self.head(self.norm(channels.contiguous() if contiguous else channels).transpose(1, 2))
+
+    model, x = Normed(), torch.randn(4, 7, 8)
+    compiled = torch.compile(model, backend="aot_eager")
+    with pytest.raises(RuntimeError) as raised:
+        compiled(x, False)
+    assert "x.transpose(1, 2).contiguous(), or leave out backend=aot_eager" in str(errors.advice_on_exception(str(raised.value)))
+    torch.testing.assert_close(compiled(x, True), model(x, False))
+
+
 def test_a_size_that_is_drawn_before_the_forward_is_handed_in_as_an_int() -> None:
     from torch.nn.functional import interpolate
 

@@ -467,6 +467,15 @@ def test_a_fallback_has_the_advice_of_the_break_at_its_line() -> None:
     [
         ("torch.compile with aot_autograd does not currently support double backward", "differentiated twice"),
         ("RuntimeError: Cannot set version_counter for inference tensor", "write torch.no_grad() in its place"),
+        (
+            "Constraints violated (L['x'].size()[1])!\n\nUser stack:\n"
+            '  File "/a/sound.py", line 9, in forward\n  File "/a/site-packages/torch/functional.py", line 3, in istft\n',
+            "at sound.py:9 (in phase warming-up); dynamic=mark insists",
+        ),
+        (
+            'Constraints violated!\nUser stack:\n  File "/b/site-packages/rwkv/model.py", line 5, in forward\n',
+            "at rwkv/model.py:5 (in phase warming-up)",
+        ),
     ],
 )
 def test_an_error_of_the_compilers_says_what_helps(said: str, advice: str) -> None:

@@ -406,6 +406,7 @@ def test_gradients_that_are_no_derivatives_in_eager_either_are_not_called_wrong(
     found = Subject(StraightThrough(dropout)).check(draws=dropout > 0)
     assert found.outcome is outcome, found
     assert outcome is Outcome.OK or found.reason
+    assert found.follows_eager is (outcome is Outcome.OK)
 
 
 class HalfOfIt(torch.autograd.Function):
@@ -432,7 +433,8 @@ def test_a_custom_backward_that_is_wrong_in_eager_too_is_said_and_not_held_again
     assert found.outcome is Outcome.OK
     assert (found.eager_error or 0) > 0.5
     assert "a backward of a custom autograd.Function" in _gradient_check(asdict(found))
-    assert Subject(Net()).check().eager_error is None
+    smooth = Subject(Net()).check()
+    assert (smooth.eager_error, smooth.follows_eager) == (None, False)
 
 
 def test_a_wrong_layer_is_found_beside_a_straight_through_estimate_if_nothing_is_random() -> None:

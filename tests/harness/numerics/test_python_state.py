@@ -54,3 +54,40 @@ def test_the_same_call_gives_the_same_once_the_state_is_put_back() -> None:
     assert model() == first
     assert model.inner.training
     assert list(model.sums) == ["loss", "step 4"]
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.steps, self.seen = 0, [0]
+
+
+schedule, STATE, count = Schedule(), {"step": 0}, 0
+
+
+class Scheduled(nn.Module):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = Schedule()
+
+    def forward(self) -> list[int]:
+        global count
+        count += 1
+        Scheduled.calls += 1
+        for one in (schedule, self.own):
+            one.steps += 1
+            one.seen.append(one.steps)
+        STATE["step"] += 1
+        return [count, Scheduled.calls, schedule.steps, len(schedule.seen), self.own.steps, len(self.own.seen), STATE["step"]]
+
+
+def test_counters_in_globals_classes_and_objects_are_put_back_too() -> None:
+    model = Scheduled()
+    state, outside = PythonState(model), PythonState(model, inside=False)
+    first = model()
+    assert all(later > one for later, one in zip(model(), first, strict=True))
+    state.put_back()
+    assert model() == first
+    outside.put_back()
+    assert model() == [*first[:4], first[4] + 1, first[5] + 1, first[6]], "the model's own schedule goes on"

@@ -317,6 +317,9 @@ def test_a_script_of_volumes_is_tried_in_the_memory_format_of_volumes(tmp_path: 
             "no recipe is called 'zzz'; use one of auto, quickstart, captioning, regional, modes, inference, generation, vision, "
             "grid",
         ),
+        ("train.py", "'train.py'; a training script is named by its option: --script train.py"),
+        ("gpt2", "'gpt2'; a workload is named by its option: --workload gpt2"),
+        ("mine.training:Reviews", "a workload is named by its option: --workload mine.training:Reviews"),
     ],
 )
 def test_an_unknown_recipe_is_refused_with_what_there_is(name: str, complaint: str) -> None:

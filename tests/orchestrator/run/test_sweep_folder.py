@@ -341,6 +341,21 @@ def test_a_description_that_lacks_what_a_resume_needs_is_named(begun: Path, miss
     assert contents(begun) == before
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "it is not a JSON object"),
+        ("{}", "schema version None, and this version reads 2"),
+        ('{"schema_version": 2}', "config is missing"),
+        ('{"schema_version": 2, "config": [1]}', r"config is \[1\]"),
+    ],
+)
+def test_what_is_wrong_with_a_description_is_said_in_words(begun: Path, text: str, why: str) -> None:
+    (begun / SWEEP_FILE).write_text(text)
+    with pytest.raises(RecordsError, match=rf"wrote \({why}\); name another --output"):
+        read_sweep(begun)
+
+
 @pytest.mark.parametrize("runs", [5, None, "abc", {"a": 1}, [None], ["a"], [{"commit": 7}], [{"started_at": ["x"]}]])
 def test_earlier_runs_that_are_none_are_named_and_stay_as_they_are(begun: Path, runs: object) -> None:
     (begun / SWEEP_FILE).write_text(json.dumps({**sweep_json(begun), "runs": runs}))
