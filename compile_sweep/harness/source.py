@@ -37,6 +37,8 @@ _SDPA_BACKENDS = {
 _INITIAL_SCALE = 1024.0
 """Initial scale of the gradient scaler. Torch's default, 65536, makes the first steps' gradients infinite, which skips them."""
 
+SKIPS_WEIGHT_GUARDS = "torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags"
+
 _LEAST = 2  # lower bound of a marked dimension if only the upper one is given; torch's own default
 
 
@@ -140,6 +142,9 @@ def _imports(code: str) -> Iterator[str]:
 
 def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from facts.process_statements
+    if needs_weight_guards(settings, facts.torch_version):
+        yield "# Before torch 2.12, compiled code overlooks weights that are unfrozen later, and gives them no gradients."
+        yield f"{SKIPS_WEIGHT_GUARDS} = False"
     yield from (f"{name} = {_quoted(value)}" for name, value in settings.config.items())
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
@@ -387,6 +392,14 @@ def _update(settings: CompileSettings, facts: Facts) -> str:
     if settings.optimizer is OptimizerKind.FOREACH_MAP:
         return f"foreach_map_adam(optimizer{arguments})"
     return "optimizer.step"
+
+
+def needs_weight_guards(settings: CompileSettings, torch_version: tuple[int, int]) -> bool:
+    """Tells whether torch must be told to look at each weight before it runs compiled code.
+
+    Before torch 2.12 a call after `requires_grad_(True)` runs the graph of frozen weights (pytorch pull request 177158).
+    """
+    return torch_version < (2, 12) and settings.scope is not Scope.EAGER
 
 
 def fixes_sizes(

@@ -175,6 +175,13 @@ def test_max_autotune_before_torch_2_13_shares_the_workers_assembler() -> None:
     assert line not in source_of("scope=full", torch_version=(2, 11))
 
 
+def test_torch_looks_at_each_weight_where_it_would_overlook_unfrozen_ones() -> None:
+    line = "torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags = False"
+    assert line in source_of("scope=regional", torch_version=(2, 11))
+    assert line not in source_of("scope=regional", torch_version=(2, 12))
+    assert line not in source_of("scope=eager", torch_version=(2, 11))
+
+
 def test_compile_workers_start_with_the_import_where_inductor_compiles_for_a_gpu() -> None:
     assert "maybe_warm_pool()" in source_of("scope=full")
     assert "maybe_warm_pool" not in source_of("scope=eager")

@@ -115,6 +115,61 @@ def test_what_modules_are_given_after_the_backward_pass_is_found(
     assert {target.name: target.outlasts for target in session.found.targets} == expected
 
 
+FROZEN_BY_TURNS = """
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+generator = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+critic = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
+optimizers = [torch.optim.Adam(one.parameters(), 1e-3) for one in (generator, critic)]
+for step in range(400):
+    real, noise = torch.randn(32, 4, device=device), torch.randn(32, 8, device=device)
+    critic.requires_grad_(False)
+    optimizers[0].zero_grad()
+    made = generator(noise)
+    nn.functional.softplus(critic(real).detach() - critic(made)).mean().backward()
+    optimizers[0].step()
+    critic.requires_grad_(True)
+    optimizers[1].zero_grad()
+    judged = critic(real)
+    assert judged.requires_grad
+    nn.functional.softplus(critic(made.detach()) - judged).mean().backward()
+    optimizers[1].step()
+"""
+
+UNFROZEN = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+model[0].requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(400):
+    if step == 12:
+        model[0].requires_grad_(True)
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    assert (model[0].weight.grad is not None) == (step >= 12)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("script", [FROZEN_BY_TURNS, UNFROZEN], ids=["by turns", "later"])
+def test_weights_that_are_unfrozen_get_gradients(script: str, run: Run, folder: Path) -> None:
+    """Torch 2.11 runs the graph of frozen weights on, so a critic that the generator's step had frozen learned nothing."""
+    (folder / "unfrozen.py").write_text(script)
+    session, error = run("unfrozen.py", AOT)
+    assert error is session.error is None
+
+
+@pytest.mark.gpu
+def test_a_critic_that_is_frozen_by_turns_trains_under_cuda_graphs(run: Run, folder: Path) -> None:
+    (folder / "unfrozen.py").write_text(FROZEN_BY_TURNS)
+    session, error = run("unfrozen.py", "scope=full,mode=reduce-overhead")
+    assert error is session.error is None
+
+
 @pytest.mark.gpu
 def test_a_critic_reads_what_the_generator_made_before_its_step_under_cuda_graphs(run: Run, folder: Path) -> None:
     """On an H200, super-resolution as ESRGAN trains it ended in torch's error, as everything whose generator steps first."""
