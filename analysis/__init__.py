@@ -4,8 +4,14 @@ Runs after or during a sweep, on its folder alone: no torch, no ray. `figures` a
 imported at first use.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# `python -m analysis.report` puts the current folder first on the import path, where a user's pandas.py would hide the package.
+if sys.argv[0] == "-m" and sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
+    sys.path.append(sys.path.pop(0))
 
 from analysis.choose.attribution import Effect, effects, region_prices
 from analysis.choose.break_even import Costs, Job, Reign, Starts, baseline_key, costs, reigns

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.choose.break_even import Starts, batch_size_of
 from analysis.choose.decision import Decision, Line, Outcome, step_saving
 from analysis.choose.uncertainty import chance
-from analysis.formatting import duration, gib, percent, whole
+from analysis.formatting import duration, durations, gib, percent, whole
 from compile_sweep.schema.batch_memory import largest_fitting
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.settings import CompileSettings
@@ -97,16 +97,14 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
         return {}
     setting, baseline = lines[found.setting], lines[found.baseline]
     step_low, step_high = step_saving(setting, baseline)
+    saved, low, high = durations(saving.saved_s, saving.low_s, saving.high_s)
+    lost, least, most = durations(-saving.saved_s, -saving.high_s, -saving.low_s)
     return {
         "whole": duration(baseline.total_s(steps)),
         "total": duration(setting.total_s(steps)),
         "starts": duration(setting.fixed_s),
-        "saved": signed(saving.saved_s),
-        "lost": duration(-saving.saved_s),
-        "low": signed(saving.low_s),
-        "high": signed(saving.high_s),
-        "least": duration(-saving.high_s),
-        "most": duration(-saving.low_s),
+        **{"saved": saved, "low": low, "high": high},
+        **{"lost": lost, "least": least, "most": most},
         "share": minus(percent(saving.share)),
         "probability": chance(saving.probability),
         "steps": "" if found.clear_from_steps is None else whole(rounded_up(found.clear_from_steps)),
@@ -160,11 +158,6 @@ def words_of_baseline(settings_key: str, setting_name: str) -> str:
         return AS_WRITTEN
     own, _, words = setting_name.partition(" ")
     return f"{own} ({words})"
-
-
-def signed(seconds: float) -> str:
-    """Formats a duration that may be negative."""
-    return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds)
 
 
 def minus(words: str) -> str:

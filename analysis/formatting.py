@@ -59,10 +59,16 @@ def times(ratio: Any) -> str:
 
 def duration(seconds: Any) -> str:
     """Formats an approximate duration with two digits: seconds under two minutes, then minutes, then hours; a dash if missing."""
-    converted = number(seconds)
-    if converted is None or converted < 120:
-        return figure(converted, "s", digits=2)
-    return figure(converted / 60, "min", digits=2) if converted < 7200 else figure(converted / 3600, "h", digits=2)
+    (written,) = durations(seconds)
+    return written
+
+
+def durations(*seconds: Any) -> list[str]:
+    """Formats durations that are read together, such as the ends of an interval, in the unit of the largest; any may be < 0."""
+    converted = [number(one) for one in seconds]
+    largest = max((abs(one) for one in converted if one is not None), default=0.0)
+    unit_s, unit = (1, "s") if largest < 120 else (60, "min") if largest < 7200 else (3600, "h")
+    return [figure(None if one is None else one / unit_s + 0.0, unit, digits=2).replace("-", "−") for one in converted]
 
 
 def percent(share: Any) -> str:

@@ -41,10 +41,9 @@ from analysis.decision_text import (
     on_batches,
     saving_words,
     sentence_names,
-    signed,
     words_of_baseline,
 )
-from analysis.formatting import MISSING, cell, duration, figure, number, span, text, whole
+from analysis.formatting import MISSING, cell, duration, durations, figure, number, span, text, whole
 from analysis.load import load_for_analysis
 from analysis.training_command import training_command
 from compile_sweep import command_line
@@ -199,12 +198,13 @@ def _blanks(found: Recommendation) -> dict[str, str]:
 def sentences(found: Recommendation) -> list[str]:
     """Returns the recommendation in words, the most important sentence first."""
     trial, job = found.trial, found.job
-    total = f"{duration(trial['total_s'])} (95 %: {duration(trial['total_s_low'])} to {duration(trial['total_s_high'])})"
+    total, low, high = durations(trial["total_s"], trial["total_s_low"], trial["total_s_high"])
     money = "" if number(trial["cost"]) is None else f", {figure(trial['cost'])} at {figure(job.price_per_gpu_hour)} a GPU-hour"
     gpu_time = "" if text(trial["device"]) == "cpu" else f"; {figure(trial['gpu_hours'])} GPU-hours{money}"
     said = [
         *verdict(found),
-        f"“{trial['setting_name']}” takes {total}, including {duration(trial['fixed_s'])} for starting and compiling{gpu_time}.",
+        f"“{trial['setting_name']}” takes {total} (95 %: {low} to {high}), including {duration(trial['fixed_s'])} for starting "
+        f"and compiling{gpu_time}.",
     ]
     if not trial["starts_known"] and job.starts is Starts.COLD:
         said.append("Its cold compile time is an estimate: it was measured with warm caches only.")
@@ -318,18 +318,20 @@ def recommendation_markdown(found: Sequence[Recommendation]) -> str:
     lines = [headings, ["--:", "---", "---", *["--:"] * (len(headings) - 3)]]
     for one in found:
         row, saving = one.about, one.decision.saving
-        total = f"{duration(row['total_s'])} ({duration(row['total_s_low'])} to {duration(row['total_s_high'])})"
+        total = _with_range(row["total_s"], row["total_s_low"], row["total_s_high"])
         nearest = "nearest: " if one.decision.outcome is Outcome.STAY and one.decision.setting is not None else ""
         setting = f"{nearest}{cell(str(row['setting_name']))}"
         words = [whole(one.job.steps), VERDICTS[one.decision.outcome], setting, total]
         words.append(duration(row["fixed_s"]))
-        words.append(
-            MISSING if saving is None else f"{signed(saving.saved_s)} ({signed(saving.low_s)} to {signed(saving.high_s)})"
-        )
+        words.append(MISSING if saving is None else _with_range(saving.saved_s, saving.low_s, saving.high_s))
         words.append(MISSING if saving is None else chance(saving.probability))
         lines.append([*words, *([figure(row["cost"])] if has_price else [])])
     flips = [f"- {cell(line)}" for line in by_length(found[0])]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in lines), "", *flips]) + "\n"
+
+
+def _with_range(seconds: float, low_s: float, high_s: float) -> str:
+    return "{} ({} to {})".format(*durations(seconds, low_s, high_s))
 
 
 main = command_line.main_of(Options, _command, PROG)

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     def prepare() -> int:
         own, script_arguments = _split(words)
         options = command_line.parse(Options, prog, own)
-        prepared.append((ScriptJob.of(options.script, script_arguments), Applier(options.settings), options.script))
+        job = ScriptJob.of(options.script, script_arguments, option=None)
+        prepared.append((job, Applier(options.settings), options.script))
         return 0
 
     if code := command_line.run(prepare):

@@ -28,7 +28,7 @@ from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord
-from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from orchestrator.config import Device, Effort, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
@@ -151,7 +151,7 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
                 console.print(f"\n{settings.label}", style="bold")
                 with console.status("starting") as status:  # moves on a terminal, and prints nothing elsewhere
                     of_scope.append(_try(settings, options, target, device, servers, status.update))
-                for line in _findings(of_scope[-1], target):
+                for line in _findings(of_scope[-1], target, of_scope[:-1]):
                     if line not in said:
                         console.print(f"  {line}")
                 if of_scope[-1].verdict == "" or (target.has_one_shape and of_scope[-1].label in _NOT_OF_LENGTHS):
@@ -257,7 +257,7 @@ def _try(
     )
 
 
-def _findings(tried: Tried, target: Target) -> Iterator[str]:
+def _findings(tried: Tried, target: Target, failed: Sequence[Tried] = ()) -> Iterator[str]:
     found = tried.measurement
     if found is None:
         yield f"does not work: {tried.verdict}"
@@ -272,7 +272,12 @@ def _findings(tried: Tried, target: Target) -> Iterator[str]:
     yield f"graphs: {found['graphs']}"
     for reason in why_not_faster(found, found["speedup_eager"], tried.settings.backend):
         yield f"not faster: {reason}"
-    sizes = KnownSizes(settings=tried.settings, max_length=target.max_length, batch_size=target.batch_size)
+    sizes = KnownSizes(
+        settings=tried.settings,
+        max_length=target.max_length,
+        batch_size=target.batch_size,
+        mark_fails=any(one.settings.dynamic is Dynamic.MARK for one in failed),
+    )
     for line in short_findings(found, sizes):
         if line.removeprefix("  → ") == line or line.removeprefix("  → ") not in tried.verdict:  # the verdict has said it
             yield line

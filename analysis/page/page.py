@@ -89,9 +89,10 @@ _SCRIPTS = ("chart_fits.js", "charts.js", "trials.js", "decision.js", "break_eve
 
 _NOSCRIPT_CSS = (
     ".of-chart, nav > ul > li:not(:has(li:not(.of-chart))), #theme, #job, .choices, .controls, .chart, .copy-command, "
-    "section:has(> .wide > .chart), .chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; }"
+    "section:has(> .wide > .chart), .chart + .note, #why:not(:has(+ #slow)), #table > .note { display: none; } "
+    "@media print { details::details-content { content-visibility: visible; } }"
 )
-"""Hides what needs a script: without one, charts are empty and controls do nothing."""
+"""Hides what needs a script: without one, charts are empty and controls do nothing. Unfolds on paper what the script unfolds."""
 
 
 def report_page(folder: Path, *, version: str = "") -> str:

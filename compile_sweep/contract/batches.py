@@ -149,6 +149,10 @@ def _differ_in_presence(one: Structure, other: Structure) -> bool:
     return all(_differ_in_presence(mine[key], theirs[key]) for key in mine.keys() & theirs.keys())
 
 
+_NUMBERS_OF_TENSORS = "with dynamo.capture_scalar_outputs=on in the settings where the model needs its .item() or .tolist()"
+"""What keeps numbers that are read from a tensor in the graph."""
+
+
 def _common_structure(structures: Sequence[Structure | None]) -> tuple[Structure | None, list[str]]:
     """Returns the structure of batches of one kind, and the names of texts; WorkloadError if it differs."""
     first = structures[0]
@@ -160,12 +164,13 @@ def _common_structure(structures: Sequence[Structure | None]) -> tuple[Structure
             if _is_list_of_numbers(value):
                 raise WorkloadError(
                     f"the batch function returned {name!r} as a list of numbers, which differ from batch to batch; use "
-                    "torch.tensor(…) of it"
+                    f"torch.tensor(…) of it, {_NUMBERS_OF_TENSORS}"
                 )
             if not _is_text(value):
                 raise WorkloadError(
                     f"batches hold {name!r} as {type(value).__name__}, once {constants[name]!r} and once {value!r}; make it a "
-                    "tensor if the step computes with it, or leave it out of the batch"
+                    f"tensor if the step computes with it, {_NUMBERS_OF_TENSORS}; compute it in the model from the batch's "
+                    "tensors, such as x.size(1); or leave it out of the batch"
                 )
             texts[name] = None
         if _outline(structure) != _outline(first):

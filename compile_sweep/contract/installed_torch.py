@@ -1,6 +1,7 @@
 """Names that the installed torch knows, and the refusal of settings with other names."""
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -151,3 +152,10 @@ def _refuse_other_type(name: str, value: Value, wanted: str) -> None:
     kind, able = _WRITTEN.get(wanted, (None, f"leave it out: a setting spells no {wanted}"))
     if wanted != ANY and (kind is None or not isinstance(value, kind)):
         raise SettingsError(f"{name}={format_value(value)} is not a value that torch takes there; {able}")
+
+
+def import_inductor() -> None:
+    """Imports what Inductor needs, without warnings, which a script may make errors: torch's modules warn of other ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_module("torch._inductor.compile_fx")

@@ -2,14 +2,17 @@
 
 import importlib
 import os
+import re
 import sys
 from difflib import get_close_matches
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from compile_sweep.child_process import only_in_this_process
 from compile_sweep.own_packages import find_own_packages
 from compile_sweep.schema.errors import WorkloadError
+from compile_sweep.schema.journal import read_regular
 
 BUILT_IN = {
     "captioning": "workloads.captioning:Captioning",
@@ -47,11 +50,22 @@ def find_workload(name: str) -> tuple[str, str]:
         module, _, class_name = target.partition(":")
         return module, class_name
     if name.endswith(".py"):
-        raise WorkloadError(f"no workload is called {name!r}; add the class in that file: {name}:Class")
+        as_script = (
+            "" if _has_workload(Path(name)) else f"name a training script by its option, --script {name}; for a workload, "
+        )
+        raise WorkloadError(f"no workload is called {name!r}; {as_script}add the class in that file: {name}:Class")
     known = named_workloads()
     close = get_close_matches(name, known, n=1)
     options = f"use one of {', '.join(known)}, or package.module:Class or path/to/file.py:Class"
     raise WorkloadError(f"no workload is called {name!r}; {f'did you mean {close[0]}?' if close else options}")
+
+
+def _has_workload(file: Path) -> bool:
+    """Tells from a file's text whether it may define a workload: a class of one, or a `WorkloadFromModel`."""
+    try:
+        return re.search(rb"^(class .*|\w+ = .*)Workload", read_regular(file), re.MULTILINE) is not None
+    except OSError:
+        return False
 
 
 def _in_users_folder(name: str) -> tuple[str, str, str]:

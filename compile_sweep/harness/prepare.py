@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compile_sweep.contract.base import Workload, unwrap_ddp
-from compile_sweep.contract.installed_torch import LoadedTorch, refuse_unknown_names, torch_version
+from compile_sweep.contract.installed_torch import LoadedTorch, import_inductor, refuse_unknown_names, torch_version
 from compile_sweep.contract.options import check_accumulation, refused_kernel
 from compile_sweep.harness import distributed
 from compile_sweep.harness.source import Facts, to_source
@@ -138,6 +138,8 @@ def prepare(
     workload: Workload, settings: CompileSettings, device: torch.device | str, *, num_workers: int | None = None
 ) -> Prepared:
     """Resolves a setting on a workload, for the process group's workers by default; SettingsError if it cannot work."""
+    if settings.scope is not Scope.EAGER:
+        import_inductor()
     device = torch.device(device)
     num_workers = distributed.num_workers() if num_workers is None else num_workers
     workload = workload.under(settings)

@@ -35,6 +35,8 @@ _CHECKSUM = re.compile(r',"checksum":"([0-9a-f]{8})"\}$')
 _OTHER_CHECKSUM = "its checksum does not match; if the line was edited on purpose, remove the checksum"
 _TORN = ".torn"  # suffix of the file that keeps what was torn off the end of a log
 
+_SHOWN = 40  # characters of a line that is not a record
+
 _BLOCK_BYTES = 1 << 20
 
 MOST_BYTES = 1 << 28  # largest file that `read_regular` reads by default; no description, script or page is that large
@@ -75,14 +77,16 @@ def parsed(line: str, version: int, kinds: Mapping[str, Any]) -> dict[str, Any]:
     try:
         values = json.loads(line, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise RecordsError(f"not a whole JSON object ({error})") from None
+        begin = f"; it begins {quote_value(line[:_SHOWN])}" if line else ""
+        raise RecordsError(f"not a whole JSON object ({error}){begin}") from None
     if not isinstance(values, dict):
         raise RecordsError("not a JSON object")
     if "checksum" in values:  # the line was written again by another program
         raise RecordsError(_OTHER_CHECKSUM)
     found = values.pop("schema_version", None)
     if found != version:
-        raise RecordsError(f"schema version {found!r}, and this version reads {version}")
+        other = f"schema version {quote_value(found)}, and this version reads {version}"
+        raise _OtherVersionError(other) if isinstance(found, int) else RecordsError(other)
     if unknown := sorted(values.keys() - kinds.keys()):
         raise RecordsError(f"unknown field {unknown[0]!r}")
     return values
@@ -150,6 +154,7 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
             return []
         with _opened(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # readers see all of a record or nothing
+            _check_format(path, descriptor)
             text = _rest(descriptor, path).decode("utf-8", "replace")
     except OSError as error:
         raise _unreadable(path, error) from None
@@ -183,6 +188,7 @@ class Tail(Generic[Record]):
                 return []
             with _opened(self._path) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
+                _check_format(self._path, descriptor)
                 os.lseek(descriptor, self._offset, os.SEEK_SET)
                 added = _rest(descriptor, self._path)
         except OSError as error:
@@ -255,6 +261,7 @@ def _rest(descriptor: int, path: Path) -> bytes:
 
 def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
     """Makes the log end with a line break; returns what was done. The caller holds the lock."""
+    _check_format(path, descriptor)
     size = os.fstat(descriptor).st_size
     begin = _begin_of_last_line(descriptor, size)
     rest = os.pread(descriptor, size - begin, begin)
@@ -272,6 +279,25 @@ def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:
     os.fsync(descriptor)
     sync_folder(path.parent)
     return f"{path} ended in the middle of a line, which is now in {aside.name}; the lines before it are intact"
+
+
+_FORMATS = (
+    (rb"version https://git-lfs", "a pointer of Git LFS, not the records; fetch them with git lfs pull"),
+    (rb"\x1f\x8b", "compressed by gzip; unpack it with gunzip"),
+    (rb"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it with unzstd"),
+    (rb"PK\x03\x04", "a zip archive; unpack it"),
+    (rb"\xff\xfe|\xfe\xff|\{\0|\0\{", "text in UTF-16; write it as UTF-8, as iconv -f UTF-16 -t UTF-8 does"),
+    (rb"(\xef\xbb\xbf)?\s*\[\s*[{\]]", "one JSON array; write one record a line, as jq -c '.[]' does"),
+    (rb"(\xef\xbb\xbf)?\{[ \r]*\n", "JSON with records of several lines; write one record a line, as jq -c . does"),
+)
+"""How files begin that hold no log, with what they are and what to do."""
+
+
+def _check_format(path: Path, descriptor: int) -> None:
+    """Refuses a file in a format of its own, which is no damaged log."""
+    begin = os.pread(descriptor, _SHOWN, 0)
+    if what := next((what for pattern, what in _FORMATS if re.match(pattern, begin)), None):
+        raise RecordsError(f"{path} is {what}")
 
 
 def _begin_of_last_line(descriptor: int, size: int) -> int:
@@ -301,6 +327,10 @@ def _is_whole(line: str) -> bool:
         return False
 
 
+class _OtherVersionError(RecordsError):
+    """A record that another version of this project wrote."""
+
+
 def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], what: str) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         try:
@@ -308,9 +338,10 @@ def _records(path: Path, lines: Sequence[str], parse: Callable[[str], Record], w
         except RecordsError as error:
             before = "the line before it is" if number == 2 else f"the {number - 1} lines before it are"
             intact = f"{before} intact, and " if number > 1 else ""
-            raise RecordsError(
-                f"{path} line {number} is not a {what} record: {error}; {intact}its {what} runs again once the line is removed"
-            ) from None
+            remedy = f"its {what} runs again once the line is removed"
+            if isinstance(error, _OtherVersionError):
+                remedy = "the version of compile-sweep that wrote it can read it; to measure with this one, name a new folder"
+            raise RecordsError(f"{path} line {number} is not a {what} record: {error}; {intact}{remedy}") from None
 
 
 def _is_of(value: Any, kind: Any) -> bool:

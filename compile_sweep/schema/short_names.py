@@ -71,8 +71,10 @@ def setting_names(settings_keys: Iterable[str], baseline_key: str | None = None)
 
 def find_setting(ids: Mapping[str, str], name: str) -> str | None:
     """The key of the setting with this id; None if `name` is not an id. Raises ConfigError if no setting has it."""
-    if not _ID.fullmatch(name):
-        return None
+    return _setting_of(ids, name) if _ID.fullmatch(name) else None
+
+
+def _setting_of(ids: Mapping[str, str], name: str) -> str:
     if (key := next((key for key, own in ids.items() if own == name), None)) is None:
         most = f"its settings are A1 to A{len(ids)}" if ids else "it has no record yet"
         raise ConfigError(f"the sweep has no setting {name}; {most}")
@@ -87,9 +89,9 @@ def is_name(text: str) -> bool:
 
 def resolve_name(text: str) -> str:
     """Text that spells settings, with `DIR:A7` replaced by the key of that setting of the sweep in DIR, which must exist."""
-    if not is_name(text):
-        return text
     folder, _, name = text.rpartition(":")
+    if not is_name(text) and (not folder or not Path(folder).is_dir() or Path(text).exists()):
+        return text
     if not Path(folder).is_dir():
         raise ConfigError(f"{text!r} names setting {name} of the sweep in {folder}, and there is no such folder")
-    return find_setting(setting_ids(one.settings_key for one in records.read(Path(folder))), name) or text
+    return _setting_of(setting_ids(one.settings_key for one in records.read(Path(folder))), name)

@@ -65,20 +65,27 @@ class ScriptJob:
         in_place: bool = False,
         seed: int = 0,
         batch_argument: str | None = None,
+        option: str | None = "--script",
     ) -> Self:
-        """Returns the job that starts a Python file, or a module by its dotted name; raises ScriptError if there is none."""
+        """Returns the job that starts a Python file, or a module by its dotted name; raises ScriptError if there is none.
+
+        Args:
+            option: The option that names it; None for an argument without an option.
+        """
+        given = f"{option} {path}" if option else path
         base = Path(folder or os.getcwd()).absolute()
         file, module = base / path, None
         if not file.is_file():
             if (found := _file_of_module(path, base)) is None and file.is_dir():
-                raise ScriptError(f"--script {path} is a folder; name the Python file in it that trains{_example_in(file, path)}")
+                raise ScriptError(f"{given} is a folder; name the Python file in it that trains{_example_in(file, path)}")
+            if found is None and (words := _without_launcher(path)):
+                right = " ".join([*filter(None, [option]), *words])
+                raise ScriptError(f"{given} is a whole command; name only the file, and its arguments after --: {right}")
             if found is None:
-                raise ScriptError(
-                    f"--script {path}: there is no such file in {base}; name a Python file or, as for python -m, a module"
-                )
+                raise ScriptError(f"{given}: there is no such file in {base}; name a Python file or, as for python -m, a module")
             file, module = found, path
         if file.suffix != ".py":
-            raise ScriptError(f"--script {path} is not a Python file; name the file that trains, without a launcher")
+            raise ScriptError(f"{given} is not a Python file; name the file that trains, without a launcher")
         return cls(
             path=os.path.normpath(file),
             module=module,
@@ -128,6 +135,19 @@ class ScriptJob:
     def given(self) -> str:
         """What `of` takes to return this job again: the module's name, or the file's path."""
         return self.module or self.path
+
+
+_LAUNCHER = re.compile(r"(.*/)?(python|torchrun|accelerate|deepspeed|uv|poetry)|\w+=")
+"""How a command begins that starts a script: with a program, or with a variable of its environment."""
+
+
+def _without_launcher(text: str) -> list[str]:
+    """Returns the words of a command such as `python train.py --epochs 2`, without what starts it; empty if it is none."""
+    words = text.split()
+    at = next((at for at, word in enumerate(words) if word.endswith(".py") or words[at - 1 : at] == ["-m"]), None)
+    if at is None or len(words) < 2 or (at > 0 and not _LAUNCHER.match(words[0])):
+        return []
+    return [words[at], *(["--", *words[at + 1 :]] if words[at + 1 :] else [])]
 
 
 def _example_in(folder: Path, path: str) -> str:

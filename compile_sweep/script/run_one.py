@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from compile_sweep.child_process import die_with
+from compile_sweep.contract.installed_torch import import_inductor
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness import memory
 from compile_sweep.harness.compile_cache.artifact import Artifact
@@ -153,6 +154,7 @@ def main(assignment: Path) -> None:
         on_over=reporter.on_over,
     )
     compile_whole_files()
+    import_inductor()
     if kind is Kind.MEASURED and torch.cuda.is_available():
         start_compile_workers()
     elif kind is Kind.MEASURED:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from compile_sweep.contract.inspect_model import tensors_in
-from compile_sweep.contract.installed_torch import torch_version
+from compile_sweep.contract.installed_torch import import_inductor, torch_version
 from compile_sweep.harness.source import fixes_sizes
 from compile_sweep.schema import record as records
 from compile_sweep.schema.journal import read_regular
@@ -152,6 +152,7 @@ def apply(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if current() is not None or chosen.as_written:
         return Applied(settings=chosen, modules=(), optimizers=())
+    import_inductor()
     process_wide(chosen)
     if chosen.compile_loss:
         warnings.warn("compile_loss: apply() is not given the loss function; compile it with torch.compile", stacklevel=2)
@@ -236,6 +237,7 @@ class Applier:
             return
         process_wide(self.settings)
         if not self.settings.as_written:
+            import_inductor()
             self._watch.begin()
 
     def end(self) -> None:

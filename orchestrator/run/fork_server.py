@@ -109,6 +109,7 @@ class ForkServer:
         self.setup, self.environment = setup, dict(environment)
         self._order: Order | None = None
         self._pid: int | None = None
+        self._num_bytes_before = 0  # of the server's log when it was given the order
         self._start()
 
     def _start(self) -> None:
@@ -140,6 +141,7 @@ class ForkServer:
     def start(self, order: Order) -> None:
         """Makes the server fork a process for an attempt; the previous attempt must have ended."""
         self._order, self._pid = order, None
+        self._num_bytes_before = os.fstat(self._output.fileno()).st_size
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the server has died, which `wait` reports
             # Through a pipe, not a file, because the plan may contain the cache's password.
@@ -189,8 +191,12 @@ class ForkServer:
             pass
 
     def last_line(self) -> str:
-        """Returns the last line that the server wrote, with a colon before it; nothing if there is none."""
-        return last_line(self._output)
+        """Returns the last line that the server wrote, with a colon before it; nothing if there is none.
+
+        Once a process was forked, only what was written since counts: it writes here until it has a log.
+        """
+        is_unchanged = os.fstat(self._output.fileno()).st_size == self._num_bytes_before
+        return "" if self._pid is not None and is_unchanged else last_line(self._output)
 
     def close(self) -> None:
         """Ends the server and everything it forked."""
@@ -326,8 +332,7 @@ def forks_of_scripts(log: Path, marker: str, cpus: tuple[int, ...]) -> StartRun:
 
 def how_it_ended(server: ForkServer, returncode: int) -> str:
     """Describes, in a sentence, how an attempt's process that left no outcome ended."""
-    # If no process was forked, only the server knows why.
-    return f"it ended with {exit_text(returncode)}{'' if server.pid is not None else server.last_line()}"
+    return f"it ended with {exit_text(returncode)}{server.last_line()}"
 
 
 def main(parent: int, setup: Setup) -> None:

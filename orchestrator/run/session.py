@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from compile_sweep.own_packages import ROOT
 from compile_sweep.schema.errors import SessionError
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import scratch_folder
@@ -70,14 +71,13 @@ def ray_session() -> Iterator[None]:
             os.environ.setdefault(name, value)
         import ray  # only here: Ray reads some of these variables on import
 
-        own = ExitStack()
-        try:
-            _connect(own)
-            with _no_echo():
-                yield
-        finally:
-            ray.shutdown()
-            own.close()
+        with ExitStack() as own:  # closed even if another Ctrl-C ends the shutdown
+            try:
+                _connect(own)
+                with _no_echo():
+                    yield
+            finally:
+                ray.shutdown()
 
 
 @contextmanager
@@ -97,6 +97,7 @@ def _connect(own: ExitStack) -> None:
     """Connects to the cluster, or starts Ray with a folder that `own` removes."""
     import ray
     from ray._private import ray_constants
+    from ray.job_config import JobConfig
 
     address = os.environ.get("RAY_ADDRESS")
     try:
@@ -122,6 +123,8 @@ def _connect(own: ExitStack) -> None:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
+                # Otherwise the current folder is first on the import path of Ray's workers, where a user's pandas.py ends them.
+                job_config=JobConfig(_client_job=True, _py_driver_sys_path=[str(ROOT)]),
                 _node_ip_address="127.0.0.1",
                 _temp_dir=folder,
             )

@@ -109,9 +109,11 @@ class DeadTrials(Callback):
         """Why no further trial should start, as `trial.append_record` says; None if one may."""
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Frees what dead trials left behind."""
+        """Frees what dead trials left behind. Raises TuneError if no host is left, for which Tune would wait forever."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _SWEEP_EVERY_S
+            if not any(node["Alive"] for node in ray.nodes()):
+                raise TuneError("its process on this host, the raylet, has ended")
             remove_orphaned_placement_groups()
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:

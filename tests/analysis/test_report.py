@@ -17,7 +17,7 @@ import analysis
 from analysis import report
 from analysis.choose.break_even import Job
 from analysis.figures import break_even_chart, memory_figure, memory_info
-from analysis.formatting import interval
+from analysis.formatting import durations, interval
 from analysis.page.table import table, table_data
 from analysis.recommend import recommend, verdict
 from compile_sweep.schema.errors import SweepFolderError
@@ -190,6 +190,12 @@ def test_a_figure_s_number_is_in_the_unit_of_its_heading(make_sweep: MakeSweep) 
 def test_an_interval_has_as_many_digits_as_its_width_needs(low: float, high: float, written: str) -> None:
     assert interval(low, high) == written
     assert interval(low, None) == ""
+
+
+def test_durations_that_are_read_together_have_one_unit() -> None:
+    assert durations(-6960, 2.8 * 3600) == ["−1.9 h", "2.8 h"]
+    assert durations(-31, 41) == ["−31 s", "41 s"]
+    assert durations(99, 19 * 60, None) == ["1.6 min", "19 min", "—"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from report_browser import Visit, boxes, overlap
 from sweep_folders import MakeSweep, ReportOn, trial, typical_trials
 
 import analysis
-from analysis import picture
+from analysis import compare, picture
 from compile_sweep.schema.outcome import Status
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -142,9 +142,41 @@ def test_without_javascript_the_page_is_as_dark_as_the_system_and_its_links_lead
     assert links.count() > 5
     for link in links.all():
         sync_api.expect(page.locator(str(link.get_attribute("href")))).to_be_visible()
+    fold = page.locator("details.trial").first
+    folded = fold.evaluate("(fold) => fold.offsetHeight")
     page.emulate_media(media="print")
     assert page.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor") == "rgb(255, 255, 255)"
+    assert fold.evaluate("(fold) => fold.offsetHeight") > 2 * folded  # paper cannot be unfolded
     context.close()
+
+
+def test_without_javascript_the_page_says_what_its_table_lacks(browser: sync_api.Browser, report_on: ReportOn) -> None:
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    failed = trial("scope=full", status=Status.FAILED, label="worker-died", reason="it ended")
+    for records, rows, words in (
+        ([failed], "There are none.", "usual length."),
+        ([trial("scope=eager", 500)], "eager", "usual length."),
+        ([trial(f"scope=full,group_window={window}", 500 + window) for window in range(2, 40)], "full", "30 fastest settings."),
+    ):
+        page.goto(report_on(records).as_uri())
+        sync_api.expect(page.locator("#trials tbody")).to_contain_text(rows)
+        assert str(page.locator("noscript .cautions").inner_text()).endswith(words)
+    context.close()
+
+
+def test_a_printed_comparison_is_as_wide_as_its_paper(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
+    before, after = (
+        make_sweep([trial("scope=eager", 500, 0.01), trial("scope=full,mode=reduce-overhead", rate, 60)], name=str(rate))
+        for rate in (900, 700)
+    )
+    compare.main([str(before), str(after)])
+    page = browser.new_page(viewport={"width": 703, "height": 1000})
+    page.goto((after / "compare.html").as_uri())
+    page.emulate_media(media="print")
+    table = page.locator(".scrolls table").first
+    assert table.evaluate("(table) => table.getBoundingClientRect().right") <= 703
+    page.close()
 
 
 def test_the_picture_is_a_png_under_a_megabyte(make_sweep: MakeSweep, tmp_path: Path) -> None:

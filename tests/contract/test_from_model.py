@@ -269,6 +269,7 @@ def test_batches_of_one_size_have_one_length() -> None:
         ({"batch_fn": lambda number: 1}, "returned int; return tensors in a dictionary, a tuple"),
         ({"batch_fn": lambda number: {"x": torch.ones(2), "n": object()}}, "returned 'n' as object, not a tensor"),
         ({"batch_fn": lambda number: {"x": torch.ones(2), "n": number}}, "'n' as int, once 0 and once 1; make it a tensor"),
+        ({"batch_fn": lambda number: {"x": torch.ones(2), "n": number}}, "dynamo.capture_scalar_outputs=on in the settings"),
         ({"batches": [{"hidden": torch.ones(2, 3, 4)}]}, "both batch_fn and batches; leave one of them out"),
         ({"step_fn": loss_of}, "both loss_fn and step_fn; leave one of them out"),
         ({"lengths": "none"}, "lengths='none' of WorkloadFromModel is neither 'real' nor 'padded'"),

@@ -57,6 +57,9 @@ def test_a_worker_finds_a_relative_path_from_the_users_folder(
     ("name", "complaint"),
     [
         ("cases/own_case.py", "add the class in that file: cases/own_case.py:Class"),
+        ("cases/own_case.py", "name a training script by its option, --script cases/own_case.py; for a workload, add"),
+        ("cases/workload_case.py", "called 'cases/workload_case.py'; add the class in that file: cases/workload_case.py:Class"),
+        ("cases/model_case.py", "called 'cases/model_case.py'; add the class in that file: cases/model_case.py:Class"),
         ("cases/none.py:Case", "there is no file {here}/cases/none.py"),
         ("cases/own case.py:Case", "own case:Case is no name that Python imports"),
         ("cases/own_case.py:Ca se", "own_case:Ca se is no name that Python imports"),
@@ -66,6 +69,8 @@ def test_a_worker_finds_a_relative_path_from_the_users_folder(
 )
 def test_a_name_that_stands_for_nothing_is_told_what_would(here: Path, name: str, complaint: str) -> None:
     (here / "cases" / "own case.py").touch()
+    (here / "cases" / "workload_case.py").write_text("class Case(compile_sweep.ModelWorkload):\n    pass\n")
+    (here / "cases" / "model_case.py").write_text("Case = WorkloadFromModel(Net, batch, loss)\n")
     with pytest.raises(WorkloadError) as refused:
         find_workload(name)
     assert complaint.format(here=here) in str(refused.value)

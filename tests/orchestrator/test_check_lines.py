@@ -54,6 +54,23 @@ def test_advice_that_the_verdict_gives_is_not_repeated_below_it() -> None:
         assert sum(line.count(str(advice)) for line in lines) == times
 
 
+@pytest.mark.parametrize(("failed", "times"), [((), 1), (("mark",), 0), (("auto",), 1)])
+def test_a_strategy_that_has_failed_is_not_advised(failed: tuple[str, ...], times: int) -> None:
+    found = {
+        "speedup_eager": None, "step_ms_median": 7.0, "compile_s": 2.2, "findings": (), "graphs": 2, "graph_break_reasons": [],
+        "recompile_reasons": ["forward (net.py:3): tensor 'ids' size mismatch at index 1. expected 6, actual 7"],
+    }  # fmt: skip
+    target: Any = SimpleNamespace(max_length=8, batch_size=4)
+    before = [Tried(settings=_dynamic(name), wall_s=9.0, verdict="wrong", measurement=None) for name in failed]
+    lines = list(_findings(Tried(settings=_dynamic("auto"), wall_s=9.0, verdict="", measurement=found), target, before))
+    assert sum(line.count("then once for all") for line in lines) == 1
+    assert sum(line.count("dynamic=mark does so at once") for line in lines) == times
+
+
+def _dynamic(name: str) -> CompileSettings:
+    return CompileSettings.parse(f"scope=full,dynamic={name},pad_multiple=1")
+
+
 def test_the_phase_that_a_trial_is_in_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(Exception):
         pass

@@ -59,7 +59,7 @@ def test_the_version_is_the_packages(words: list[str], capsys: pytest.CaptureFix
         (["compare", "nowhere"], "B is missing; see compile-sweep compare --help"),
         (["cache", "show"], "ID is missing; see compile-sweep cache show --help"),
         (["run", "train.py"], "--settings is missing; see compile-sweep run --help"),
-        (["run", "--settings", "scope=full", "nowhere.py"], "--script nowhere.py: there is no such file"),
+        (["run", "--settings", "scope=full", "nowhere.py"], "error: nowhere.py: there is no such file"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,35 @@ def test_a_script_trains_with_a_winner_in_a_repository_with_packages_of_the_same
     assert (trained.returncode, trained.stdout) == (0, "theirs\n"), trained.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["orchestrator.sweep", "--dry-run"], ["orchestrator.check"]])
+def test_files_named_like_the_packages_it_needs_hide_none_of_them(theirs: Path, repository: Path, words: list[str]) -> None:
+    _add_files_named_like_packages(theirs)
+    planned = run(theirs, repository, *words, "--script", "train.py", timeout_s=120)
+    assert planned.returncode == 0, planned.stderr
+
+
+@pytest.mark.slow
+def test_a_file_named_like_a_package_does_not_hide_it_from_the_report(tmp_path: Path, repository: Path) -> None:
+    _add_files_named_like_packages(tmp_path)
+    done = run(tmp_path, repository, "analysis.report", "--help", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_files_named_like_the_packages_that_ray_needs_hide_none_of_them(theirs: Path, repository: Path) -> None:
+    _add_files_named_like_packages(theirs)
+    words = ["--script", "train.py", "--settings", "scope=eager,as_written=on", "--no-confirm", "--output", "swept"]
+    swept = run(theirs, repository, "orchestrator.sweep", *words, timeout_s=400)
+    assert "trials: 1 ok" in swept.stdout, swept.stdout + swept.stderr
+
+
+def _add_files_named_like_packages(folder: Path) -> None:
+    for name in ("fsspec", "optuna", "pandas", "plotly", "psutil", "pyarrow", "rich", "tyro"):
+        (folder / f"{name}.py").touch()
+
+
 @pytest.mark.nightly("runs a whole sweep; other tests plan the script, and sweep with an installed wheel in the same repository")
 @pytest.mark.slow
 def test_a_script_is_swept_in_a_repository_with_packages_of_the_same_names(theirs: Path, repository: Path) -> None:

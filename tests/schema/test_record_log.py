@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import multiprocessing
 import os
@@ -276,3 +277,60 @@ def test_of_a_writer_killed_at_any_time_no_record_is_lost_or_doubled(tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     print(f"{done.stdout.strip()} of {kills} kills left part of a line")
+
+
+def _as_array(log: bytes) -> bytes:
+    return json.dumps([json.loads(line) for line in log.splitlines()]).encode()
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        (lambda log: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "fetch them with git lfs pull"),
+        (gzip.compress, "is compressed by gzip; unpack it"),
+        (lambda log: log.decode().encode("utf-16"), "is text in UTF-16; write it as UTF-8"),
+        (lambda log: log.decode().encode("utf-16-le"), "is text in UTF-16; write it as UTF-8"),
+        (_as_array, "is one JSON array; write one record a line"),
+        (lambda log: b"\xef\xbb\xbf" + _as_array(log) + b"\n", "is one JSON array; write one record a line"),
+        (lambda log: b"[]", "is one JSON array"),
+        (lambda log: json.dumps(json.loads(log.splitlines()[0]), indent=1).encode(), "is JSON with records of several lines"),
+    ],
+)
+def test_a_log_in_another_format_is_called_that_and_left_as_it_is(
+    tmp_path: Path, changed: Callable[[bytes], bytes], complaint: str
+) -> None:
+    append(tmp_path, record("1"))
+    append(tmp_path, record("2"))
+    log = tmp_path / TRIALS_FILE
+    log.write_bytes(other := changed(log.read_bytes()))
+    uses: list[Callable[[], object]] = [
+        lambda: read(tmp_path),
+        lambda: recover(tmp_path),
+        lambda: append(tmp_path, record("3")),
+        lambda: follow(tmp_path).fresh(),
+    ]
+    for use in uses:
+        with pytest.raises(RecordsError) as error:
+            use()
+        assert complaint in str(error.value)
+        assert "removed" not in str(error.value)
+    assert log.read_bytes() == other
+
+
+def test_a_line_that_is_no_record_is_shown_as_it_begins(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    with (tmp_path / TRIALS_FILE).open("a") as log:
+        log.write("\x1b[31m<<<<<<< HEAD\n")
+    with pytest.raises(
+        RecordsError, match=r"line 2 .*begins '\\x1b\[31m<<<<<<< HEAD'; the line before it is intact, and its trial"
+    ):
+        read(tmp_path)
+
+
+def test_records_of_another_version_are_not_to_be_removed(tmp_path: Path) -> None:
+    append(tmp_path, record("1"))
+    log = tmp_path / TRIALS_FILE
+    log.write_text(log.read_text().partition(',"checksum"')[0].replace('"schema_version":2', '"schema_version":3') + "}\n")
+    with pytest.raises(RecordsError, match="schema version 3, and this version reads 2; the version of compile-sweep") as error:
+        read(tmp_path)
+    assert "removed" not in str(error.value)

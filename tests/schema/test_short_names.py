@@ -61,6 +61,8 @@ def test_a_setting_is_found_by_its_id_in_a_folder() -> None:
     assert resolve_name("scope=full,dynamic=auto") == "scope=full,dynamic=auto"
     with pytest.raises(ConfigError, match="no setting A99; its settings are A1 to A9"):
         resolve_name(f"{folder}:A99")
+    with pytest.raises(ConfigError, match="no setting Z9; its settings are A1 to A9"):
+        resolve_name(f"{folder}:Z9")
     with pytest.raises(ConfigError, match="there is no such folder"):
         resolve_name("nowhere:A1")
     assert find_setting({}, "scope=full") is None

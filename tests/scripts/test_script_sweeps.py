@@ -51,6 +51,9 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
     [
         (["--script", "nothing.py"], "there is no such file"),
         (["--script", "data"], "--script data is a folder; name the Python file in it that trains"),
+        (["--script", "python plain_loop.py --width 32"], "arguments after --: --script plain_loop.py -- --width 32"),
+        (["--script", "WANDB_MODE=off torchrun -m lib.train"], "is a whole command; name only the file, and its arguments after"),
+        (["--script", "my plain_loop.py"], "there is no such file"),
         (["--script", "data/meta.pkl"], "is not a Python file"),
         (["width=32", "--script", "vae.py"], "a script's own arguments follow after --, as in -- width=32"),
         (["--", "--width", "32"], "name one with --script FILE"),

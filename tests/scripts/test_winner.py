@@ -46,6 +46,24 @@ print(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp
 """
 
 
+WARNS_OF_NOTHING = """
+import warnings
+warnings.simplefilter("error")
+import torch
+from compile_sweep import apply
+model = torch.nn.Linear(2, 2)
+apply(model, settings="scope=full,dynamic=static")
+import torch._inductor.compile_fx
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_makes_warnings_errors_gets_none_of_torchs_own_imports(tmp_path: Path) -> None:
+    (tmp_path / "strict.py").write_text(WARNS_OF_NOTHING)
+    run = trained(tmp_path, "strict.py")
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.slow
 def test_a_script_trains_with_settings_applied_and_its_checkpoints_keep_their_keys(folder: Path) -> None:
     settings = "scope=regional,dynamic=auto,optimizer=fused,sdpa_kernel=flash,backend=aot_eager"

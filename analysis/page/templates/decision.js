@@ -8,11 +8,12 @@ const rounded = (value, digits) => {
   const decimals = Math.min(Math.max(digits - 1 - size, 0), digits);
   return Number(value.toFixed(decimals)).toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 };
-const duration = (seconds) => {
-  if (seconds < 120) return `${rounded(seconds, 2)} s`;
-  return seconds < 7200 ? `${rounded(seconds / 60, 2)} min` : `${rounded(seconds / 3600, 2)} h`;
+const durations = (...all) => {
+  const largest = Math.max(...all.map(Math.abs));
+  const [unitS, unit] = largest < 120 ? [1, "s"] : largest < 7200 ? [60, "min"] : [3600, "h"];
+  return all.map((seconds) => `${rounded(seconds / unitS, 2)} ${unit}`.replace("-", "−"));
 };
-const signed = (seconds) => (seconds < 0 ? `−${duration(-seconds)}` : duration(seconds));
+const duration = (seconds) => durations(seconds)[0];
 const percent = (share) => `${share < 0 ? "−" : ""}${(100 * Math.abs(share)).toFixed(1)} %`;
 const chance = (share) => (share > 0.998 ? "over 99.8 %" : share < 0.002 ? "under 0.2 %" : percent(share));
 const gib = (bytes) => (bytes === null ? "—" : `${(bytes / 2 ** 30).toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 })} GiB`);
@@ -82,9 +83,10 @@ const blanksOf = (data, job, { lines, setting, saving, clear }) => {
   const stepWidth = z95 * Math.hypot(line.stepSd, base.stepSd) / base.step;
   const gibs = peak === null || basePeak === null ? null : Math.round((peak - basePeak) / 2 ** 30 * 10) / 10;
   const more = gibs === null ? "" : `${gibs < 0 ? "−" : "+"}${Math.abs(gibs).toFixed(1)}`;
-  return { ...words, whole: duration(base.fixed + job.steps * base.step), total: duration(line.fixed + job.steps * line.step),
-    starts: duration(line.fixed), saved: signed(saving.saved), lost: duration(-saving.saved), low: signed(saving.low), high: signed(saving.high),
-    least: duration(-saving.high), most: duration(-saving.low), share: percent(saving.share), probability: chance(saving.probability),
+  const [saved, low, high] = durations(saving.saved, saving.low, saving.high);
+  const [lost, least, most] = durations(-saving.saved, -saving.high, -saving.low);
+  return { ...words, saved, low, high, lost, least, most, whole: duration(base.fixed + job.steps * base.step), total: duration(line.fixed + job.steps * line.step),
+    starts: duration(line.fixed), share: percent(saving.share), probability: chance(saving.probability),
     steps: clear ? whole(roundedUp(clear)) : "", step_low: percent(stepSaved - stepWidth), step_high: percent(Math.min(stepSaved + stepWidth, 1)),
     memory: gib(peak), memory_more: more && filled(data.text.memory_more, { more, baseline: words.baseline }) };
 };

@@ -64,6 +64,8 @@ class KnownSizes:
     settings: CompileSettings
     max_length: int  # tokens
     batch_size: int
+    mark_fails: bool = False
+    """Whether the same setting with dynamic=mark is known not to work."""
 
     def are_sequence_lengths(self, *sizes: int) -> bool:
         """Tells whether all sizes are lengths that batches are padded to, or the number of tokens in a batch of such a length."""
@@ -150,7 +152,8 @@ def _resized(tensor: str, dimension: int, before: int, now: int, lengths: KnownS
     if dynamic is Dynamic.AUTO and anew:
         return f"{what}: each length takes a graph although dynamic=auto lets lengths vary, for {FIXED_LENGTH}"
     if dynamic is Dynamic.AUTO:
-        return f"{what}: dynamic=auto compiles the first length alone and then once for all; dynamic=mark does so at once"
+        at_once = "" if lengths.mark_fails else "; dynamic=mark does so at once"
+        return f"{what}: dynamic=auto compiles the first length alone and then once for all{at_once}"
     if dynamic is Dynamic.MARK:
         return f"{what} although it is marked: a length at or beside dynamic_min or dynamic_max is compiled apart"
     return f"{what}: use dynamic=mark or buckets"

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from operator import le
 from types import CodeType
 from typing import Any
 
@@ -92,6 +94,7 @@ def capture_diagnostics(
                 logger.propagate = logger.isEnabledFor(logging.DEBUG)  # then the user asked for these records
             undo.callback(logger.setLevel, logger.level)
             logger.setLevel(min(level, logger.getEffectiveLevel()))
+            _enable(logger, undo)
             logger.addHandler(listener)
             undo.callback(logger.removeHandler, listener)
         # Torch checks this, not the logger, to decide whether to log recompiles.
@@ -225,6 +228,14 @@ class _Listener(logging.Handler):
             self._then()
         except Exception:
             self.handleError(record)
+
+
+def _enable(logger: logging.Logger, undo: ExitStack) -> None:
+    """Makes a logger log although it, or all below a level, were switched off, as `logging.config` does by default."""
+    undo.callback(setattr, logger, "disabled", logger.disabled)
+    logger.disabled = False
+    undo.callback(vars(logger).pop, "isEnabledFor", None)
+    vars(logger)["isEnabledFor"] = partial(le, logger.level)
 
 
 def _listen_to_warnings(read: Callable[[str, str], None], undo: ExitStack) -> None:

@@ -177,7 +177,8 @@ GUARDS = (
     Cause(
         "blocks of different sizes",
         "blocks of one class have weights or inputs of different sizes, as stages or two towers have, which takes a graph for "
-        "each size: accept one for each, with a recompile_limit above their number, or, for blocks of one model, use scope=full",
+        "each size: accept one for each, with a recompile_limit above their number, or, for blocks of one model, use scope=full "
+        "without graph breaks between them",
         guard=r"tensor '(self|fn)\S*\.(weight|bias|running_mean|running_var)' size mismatch",
     ),
     Cause(

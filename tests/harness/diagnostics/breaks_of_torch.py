@@ -209,6 +209,12 @@ def with_jvp(net: Net, x: Tensor) -> Tensor:
     return y + derivative
 
 
+def with_two_vjps(net: Net, x: Tensor) -> Tensor:
+    y, back = torch.func.vjp(net.layer, x)
+    derivative: Tensor = torch.func.vjp(lambda u: back(u)[0], torch.zeros_like(y))[1](torch.ones_like(x))[0]
+    return y + derivative
+
+
 _quantizer = FakeQuantize()
 
 
@@ -235,6 +241,7 @@ def with_divergence_written_out(net: Net, x: Tensor) -> Tensor:
 BREAKS_OF_TORCH = [
     Case("KL divergence", with_divergence, with_divergence_written_out),
     Case("torch.func.linearize", with_linearized, with_jvp),
+    Case("torch.func.linearize", with_linearized, with_two_vjps),
     Case("modules of torch.ao", with_quantizer, with_quantized),
     Case("checkpoints of a sequence", with_checkpointed_sequence, with_checkpoints),
     Case("function handed to torch.autograd.functional", with_jacobian_of_a_layer, with_func_jacobian),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import logging.config
 import os
 import subprocess
 import sys
@@ -188,6 +189,27 @@ def test_a_warning_of_inductor_is_a_performance_hint_and_still_a_warning() -> No
         logging.getLogger("torch._inductor.utils").warning("Not enough SMs to use max_autotune_gemm mode")
     assert found.perf_hints == ["TensorFloat32 is available but not enabled", "Not enough SMs to use max_autotune_gemm mode"]
     assert len(shown) == 2
+
+
+@pytest.mark.parametrize("how", ["dictConfig", "disable"])
+def test_findings_do_not_depend_on_loggers_that_are_switched_on(how: str) -> None:
+    log = logging.getLogger("torch._dynamo.guards.__recompiles")
+    loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger) and not one.disabled]
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        logging.config.dictConfig({"version": 1}) if how == "dictConfig" else logging.disable(logging.CRITICAL)
+        torch._dynamo.reset()
+        with capture_diagnostics() as found:
+            double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+            double(torch.ones(3)), double(torch.ones(4))
+        assert (log.disabled, log.isEnabledFor(logging.CRITICAL)) == (how == "dictConfig", False)
+    finally:
+        logging.disable(logging.NOTSET)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+        for one in loggers:
+            one.disabled = False
+    assert len(found.recompile_reasons) == 1
 
 
 def test_skipped_cuda_graphs_are_counted_and_say_why_and_where() -> None:

@@ -395,6 +395,8 @@ def test_arguments_of_blocks_of_different_sizes_have_their_cause_and_lengths_do_
     ]
     found = [guards.cause_of_series(series, (), texts) for series in fold_recompiles(texts)]
     assert [cause and cause.name for cause in found] == ["blocks of different sizes"] * 2 + [None]
+    assert found[0] is not None
+    assert found[0].advice.endswith("use scope=full without graph breaks between them")
 
 
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:

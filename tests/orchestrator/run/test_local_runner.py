@@ -18,7 +18,8 @@ from compile_sweep.schema.record import append, read
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.watchdog import ATTEMPT_MARKER
 from orchestrator.run import local_runner
-from orchestrator.run.forked_attempt import Servers
+from orchestrator.run.fork_server import ForkServer, Order, Setup
+from orchestrator.run.forked_attempt import Servers, how_it_ended
 from orchestrator.run.local_runner import attempt_alone, plan_alone
 from orchestrator.run.trial import Attempt
 from orchestrator.run.trial_spec import Assignment
@@ -33,6 +34,18 @@ def servers() -> Iterator[Servers]:
     """A fork server that has torch, for all attempts."""
     with closing(Servers(imports_workload=False)) as made:
         yield made
+
+
+def test_a_process_that_ends_before_it_has_a_log_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with closing(ForkServer(Setup(workload=None, python_path="", use_gpu=False), os.environ)) as server:
+        for folder in (tmp_path / "file" / "work", tmp_path):
+            order = {"assignment": {}, "marker": "test", "environment": {}, "folder": str(tmp_path), "work_folder": str(folder)}
+            server.start(Order(**order))
+            returncode = server.wait(60.0)
+            assert returncode is not None
+            ended = how_it_ended(server, returncode)
+            assert ended.startswith("it ended with exit code 1: NotADirectoryError: ") == (folder != tmp_path), ended
 
 
 def tried(

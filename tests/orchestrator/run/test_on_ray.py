@@ -241,6 +241,18 @@ def test_a_record_that_cannot_be_written_is_noted_and_ends_no_callback(tmp_path:
     assert cleanup.unwritten == "No space left on device"
 
 
+def test_a_sweep_ends_when_no_host_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.tune.error import TuneError
+
+    from orchestrator.run.tuning import DeadTrials
+
+    DeadTrials(tmp_path).on_step_begin(iteration=0, trials=[])
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": False}])
+    with pytest.raises(TuneError, match="raylet"):
+        DeadTrials(tmp_path).on_step_begin(iteration=0, trials=[])
+
+
 def test_a_warm_start_whose_process_died_is_recorded_among_warm_starts(tmp_path: Path) -> None:
     died(tmp_path, assignment_in(tmp_path, cache="/cache", restores=True, warm_start=True))
     (start,) = records.read_warm_starts(tmp_path)

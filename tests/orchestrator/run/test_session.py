@@ -62,3 +62,18 @@ def test_a_home_that_cannot_be_written_is_said_to_be_what_is_wrong() -> None:
     )
     assert "SessionError: Ray did not start on this host" in done.stderr
     assert "set HOME to a folder that can be written" in done.stderr
+
+
+def test_a_session_is_cleaned_up_even_if_ctrl_c_ends_its_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    closed = []
+    monkeypatch.setattr("orchestrator.run.session._connect", lambda own: own.callback(closed.append, "folder"))
+    monkeypatch.setattr(ray, "shutdown", _interrupted)
+    with pytest.raises(KeyboardInterrupt), ray_session():
+        pass
+    assert closed == ["folder"]
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
