@@ -7,6 +7,7 @@ optimizer's step; with several optimizers, with the step of the one that complet
 """
 
 import inspect
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ class Target:
     is_left_out: bool = False
     """Whether the settings leave it eager."""
     outlasts: bool = False
-    """Whether modules are given what it returned before a backward pass, as a discriminator that trains after its generator."""
+    """Whether what it returned before a backward pass is read after it, as by a discriminator that trains after its generator."""
 
     @property
     def stays_eager(self) -> bool:
@@ -143,14 +144,19 @@ class Discovery:
     """Number of gradients taken by `torch.autograd.grad`."""
     raised_in: tuple[BaseException, Target] | None = None
     """What last left a module's call, and which."""
+    losses_that_vary: set[nn.Module | str] = field(default_factory=set)
+    """Those of `loss_modules` and `loss_functions` that are given tensors of other shapes after the first step."""
+    num_skipped: int = 0
+    """Number of steps that a gradient scaler skipped, because of gradients that are not finite."""
+    _loss_shapes: dict[nn.Module | str, set[tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
     _called: dict[nn.Module, Target] = field(default_factory=dict)
     _untrained: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
-    _returned: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[Target, int]] = field(
+    _returned: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[Target, int, float]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """The memory of what targets returned, with the number of backward passes until then."""
+    """The memory of what targets returned, with the numbers of backward passes and of steps until then."""
 
     @property
     def compiled(self) -> list[Target]:
@@ -183,7 +189,7 @@ class Discovery:
         steps = self.num_backward if self.steps_by_backward else self.num_steps
         if not self.targets or not steps:
             return 1
-        return max(1, round(min(target.calls for target in self.targets) / steps))
+        return max(1, round(min(target.calls for target in self.targets) / (steps + self.num_skipped)))
 
     @property
     def primary(self) -> Target:
@@ -264,8 +270,8 @@ class Discovery:
             outputs = run(module, *args, **kwargs)
             self.makes_cache |= _has_cache(outputs)
             return outputs
-        self._note_what_outlasts(args, kwargs)
         trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
+        self._note_what_outlasts(args, kwargs, begins=module if trains else None)
         target = self._noted(module, args, kwargs) if trains else None
         idle = self._noted_untrained(module, args, kwargs) if not trains and self.num_steps else None
         watched = target or idle
@@ -280,23 +286,40 @@ class Discovery:
         if target is not None:
             self.makes_cache |= _has_cache(outputs)
             _note_second_derivatives(target, outputs)
-            self._returned.update(dict.fromkeys(_memory_of({"": outputs}), (target, self.num_backward)))
-        elif idle is None and not trains and module not in self.loss_modules and _is_of_loss(args, kwargs, outputs):
-            self.loss_modules.append(module)
+            for _, tensor in tensors_in({"": outputs}):
+                steps = math.inf if tensor.grad_fn is None else self.num_steps  # a batch that is passed on stays anyway
+                self._returned.update(dict.fromkeys(_memory_of({"": tensor}), (target, self.num_backward, steps)))
+        elif idle is None and not trains and _is_of_loss(args, kwargs, outputs):
+            self._note_loss(module, self.loss_modules, args, kwargs)
         return outputs
 
-    def _note_what_outlasts(self, args: Any, kwargs: Any) -> None:
-        for memory in _memory_of({"": args, **kwargs}):
-            target, num_backward = self._returned.get(memory, (None, self.num_backward))
-            if target is not None and num_backward < self.num_backward:
-                target.outlasts = True
+    def _note_what_outlasts(self, args: Any, kwargs: Any, *, begins: nn.Module | None) -> None:
+        """Notes what may be read after a backward pass.
+
+        It is given to a module; or it is still held when another one trains in the same step, as what two generators made
+        is when the first critic trains; or two steps later, as in a pool of earlier pictures.
+        """
+        given = set(_memory_of({"": args, **kwargs}))
+        for memory, (target, num_backward, num_steps) in list(self._returned.items()):
+            in_its_step = num_steps == self.num_steps and begins not in (None, target.called)
+            after_backward = num_backward < self.num_backward and (memory in given or in_its_step)
+            target.outlasts |= after_backward or num_steps <= self.num_steps - 2
 
     def call_loss(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a loss function and records its name, unless a module calls it."""
         outputs = run(*args, **kwargs)
-        if not self._depth and is_of_the_loop() and name not in self.loss_functions and _is_of_loss(args, kwargs, outputs):
-            self.loss_functions.append(name)
+        if not self._depth and is_of_the_loop() and _is_of_loss(args, kwargs, outputs):
+            self._note_loss(name, self.loss_functions, args, kwargs)
         return outputs
+
+    def _note_loss(self, loss: nn.Module | str, known: list[Any], args: Any, kwargs: Any) -> None:
+        shapes = tuple(tuple(tensor.shape) for _, tensor in tensors_in({"": args, **kwargs}))
+        seen = self._loss_shapes.setdefault(loss, set())
+        if self.num_steps and shapes not in seen:
+            self.losses_that_vary.add(loss)
+        seen.add(shapes)
+        if loss not in known:
+            known.append(loss)
 
     def _noted_untrained(self, module: nn.Module, args: Any, kwargs: Any) -> Target | None:
         """Notes a call of a network that may not be trained; of a single layer there is nothing to gain."""
@@ -433,11 +456,21 @@ class Watch:
 
             return passed
 
+        def scaled(step: Callable[..., Any]) -> Callable[..., Any]:
+            def attempted(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+                before = found.num_steps
+                returned = step(scaler, optimizer, *args, **kwargs)
+                found.num_skipped += found.num_steps == before and found.anchor in (None, optimizer)
+                return returned
+
+            return attempted
+
         def noting(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             return lambda loss: lambda *args, **kwargs: found.call_loss(name, loss, args, kwargs)
 
         self._undo.enter_context(replaced(nn.Module, "__call__", called_by))
         self._undo.enter_context(replaced(torch.autograd, "backward", passing))
+        self._undo.enter_context(replaced(torch.amp.GradScaler, "step", scaled))
         for name in LOSS_FUNCTIONS:
             self._undo.enter_context(replaced(nn.functional, name, noting(name)))
 

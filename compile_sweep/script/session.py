@@ -504,7 +504,7 @@ class Session:
         assert self.stream is not None
         self._timed += 1
         self.losses += losses[-1:]
-        if self._timed == 0:
+        if self._timed <= 0:
             self._has_compiled()
             self._clock.start()
             return
@@ -513,7 +513,7 @@ class Session:
         self._clock.step(self.sizes[-1])
         if self._timed < self.stream.pass_steps:
             return
-        self._timed = -1
+        self._timed = self.stream.before_next_pass()
         times, has_compiled = self._clock.stop(), self._compiled_in_pass
         self._compiled_in_pass = False
         if self.restarts < MAX_RESTARTS and not everywhere(not has_compiled, self.device):

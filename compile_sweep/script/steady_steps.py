@@ -1,8 +1,9 @@
 """The steady state of a script: a stream of steps, cut into passes, until the interval of their median is narrow.
 
 Background: the figures are those of `steady.py`, whose passes go over a pool of batches. Here a pass is as many steps as take
-about 0.3 s, followed by one step that is not timed, because the device was waited for. Steps that include an evaluation or a
-checkpoint are left out, unless most do, in which case they belong to a typical step.
+about 0.3 s, followed by a step that is not timed, because the device was waited for. Steps that include an evaluation or a
+checkpoint are left out, unless many do, in which case they belong to a typical step; where every second step of reinforcement
+learning generates answers, say, a pass has as many steps of each kind.
 
 A batch of a new length often takes a step several times as long, in eager training too: attention kernels are planned, memory
 is allocated, CUDA graphs are recorded. A workload's warm-up goes through every length; a script's batches come as they come, so
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -61,6 +63,8 @@ class Stream:
     """For each of `taken`, 1 if it counts as warm-up."""
     _began: float = field(default_factory=time.monotonic)
     _look_again_at: int = 0
+    _ended: int = 0
+    """Number of passes that have ended."""
 
     @classmethod
     def after(cls, warmup: Sequence[StepTime], protocol: Protocol, device: torch.device) -> Self:
@@ -68,13 +72,23 @@ class Stream:
         seen = [one.ms for one in warmup if not one.is_new][-5:]
         (step_ms,) = agreed_numbers([statistics.median(seen or [one.ms for one in warmup[-5:]])], device)
         least, most = PASS_STEPS
-        interrupted = sum(one.interrupted for one in warmup)
+        steps = int(min(most, max(least, round(1e3 * PASS_S / max(step_ms, 1e-3)))))
+        held = [at for at, one in enumerate(warmup) if one.interrupted]
+        keeps_interrupted = len(held) > USUAL_SHARE * len(warmup)
+        gaps = {after - before for before, after in pairwise(held)}
+        period = largest_everywhere([gaps.pop() if keeps_interrupted and len(gaps) == 1 else 1], device)[0]
         return cls(
-            protocol=protocol,
-            device=device,
-            pass_steps=int(min(most, max(least, round(1e3 * PASS_S / max(step_ms, 1e-3))))),
-            keeps_interrupted=interrupted > USUAL_SHARE * len(warmup),
+            protocol=protocol, device=device, pass_steps=math.ceil(steps / period) * period, keeps_interrupted=keeps_interrupted
         )
+
+    def before_next_pass(self) -> int:
+        """Returns the number of the step before the next pass's first, which is its step 1: 0 or below.
+
+        Now one step is left out and now two. What comes every few steps, such as a longer one, would otherwise be in all passes
+        at the same places, and the rate too high or too low by up to a half.
+        """
+        self._ended += 1
+        return -1 - self._ended % 2
 
     @property
     def times(self) -> list[StepTime]:
@@ -139,6 +153,11 @@ class Stream:
     def median_ms(self) -> float:
         """Median milliseconds of a step."""
         return steady.stratified_median(self.passes, self.window.lengths)
+
+    @property
+    def typical_ms(self) -> float:
+        """Milliseconds that a step takes for itself: the median, or the mean where steps are of two kinds."""
+        return statistics.fmean(one.compute_ms for one in self.times) if self.keeps_interrupted else self.median_ms
 
     @property
     def wait_share(self) -> float:

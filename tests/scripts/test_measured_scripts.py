@@ -72,6 +72,48 @@ def test_loss_functions_are_compiled_if_the_settings_say_so(script: str, loss: s
     assert nn.functional.cross_entropy is before
 
 
+@pytest.mark.parametrize(("setting", "is_compiled"), [("mode=reduce-overhead", False), ("mode=default", True)])
+def test_a_loss_whose_shapes_keep_changing_is_left_out_of_cuda_graphs(
+    setting: str, is_compiled: bool, run: Run, folder: Path
+) -> None:
+    """A detector's loss of the points with an object ran at half of eager's speed on an H200: a CUDA graph for each number."""
+    (folder / "chosen.py").write_text(
+        "import torch\n"
+        "from torch.nn import functional as F\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4000):\n"
+        "    scores = model(torch.randn(16, 8))\n"
+        "    chosen = torch.arange(16) < 4 + step % 12\n"
+        "    loss = F.mse_loss(scores[chosen], scores[chosen].detach() + 1) + F.l1_loss(scores, torch.zeros(16, 8))\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("chosen.py", f"scope=full,{setting},compile_loss=on")
+    assert error is None
+    assert session.found.loss_functions == ["mse_loss", "l1_loss"]
+    assert [loss.partition(" ")[0] for loss in session.missed] == ([] if is_compiled else ["mse_loss"])
+
+
+def test_steps_that_a_gradient_scaler_skips_are_no_accumulation(run: Run, folder: Path) -> None:
+    (folder / "scaled.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-15)\n"
+        "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**96)\n"
+        "for step in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    scaler.scale(1e12 * model(torch.randn(16, 8)).square().mean()).backward()\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n"
+    )
+    session, error = run("scaled.py", "scope=eager")
+    assert error is session.error is None
+    assert session.found.num_skipped > 2
+    assert session.found.micro_steps == 1
+
+
 def test_blocks_recomputed_in_the_backward_pass_are_no_modules_of_their_own(run: Run, folder: Path) -> None:
     (folder / "checkpointed.py").write_text(
         "import torch\n"

@@ -97,18 +97,57 @@ for step in range(400):
 """
 
 
+TWO_OF_EACH = """
+import torch
+from torch import nn
+
+g_ab, g_ba = (nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in range(2))
+d_a, d_b = (nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)) for _ in range(2))
+g_optimizer = torch.optim.Adam([*g_ab.parameters(), *g_ba.parameters()], 1e-3)
+d_optimizers = [torch.optim.Adam(critic.parameters(), 1e-3) for critic in (d_a, d_b)]
+for step in range(400):
+    a, b = torch.randn(2, 32, 4)
+    g_optimizer.zero_grad()
+    made_a, made_b = g_ba(b), g_ab(a)
+    (nn.functional.softplus(-d_a(made_a)).mean() + nn.functional.softplus(-d_b(made_b)).mean()).backward()
+    g_optimizer.step()
+    for critic, optimizer, real, made in zip((d_a, d_b), d_optimizers, (a, b), (made_a, made_b)):
+        optimizer.zero_grad()
+        seen = torch.cat([real, made.detach()])
+        nn.functional.softplus(critic(seen)).mean().backward()
+        optimizer.step()
+"""
+
+KEPT_IN_A_POOL = """
+import torch
+from torch import nn
+
+model, pool = nn.Linear(4, 4), []
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(400):
+    x = torch.randn(16, 4)
+    optimizer.zero_grad()
+    made = model(x)
+    loss = made.square().mean() + (made - sum(pool[-5:])).square().mean()
+    loss.backward()
+    optimizer.step()
+    pool.append(KEPT)
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
+        (TWO_OF_EACH, {"g_ab": True, "g_ba": True, "d_a": False, "d_b": False}),
+        (KEPT_IN_A_POOL.replace("KEPT", "made.detach().split(8)[0].mean(0)"), {"model": False}),
+        (KEPT_IN_A_POOL.replace("KEPT", "made.detach()[:1]"), {"model": True}),
         (GENERATOR_FIRST, {"generator": True, "critic": False}),
         (CARRIED.replace("KEPT", ""), {"model": True}),
         (CARRIED.replace("state.detach()KEPT", "torch.zeros(16, 4)"), {"model": False}),
     ],
-    ids=["generator first", "state carried on", "state anew"],
+    ids=["two of each", "a copy in a pool", "a view in a pool", "generator first", "state carried on", "state anew"],
 )
-def test_what_modules_are_given_after_the_backward_pass_is_found(
-    script: str, expected: dict[str, bool], run: Run, folder: Path
-) -> None:
+def test_what_is_read_after_the_backward_pass_is_found(script: str, expected: dict[str, bool], run: Run, folder: Path) -> None:
     (folder / "kept.py").write_text(script)
     session, error = run("kept.py", "scope=eager")
     assert error is session.error is None

@@ -235,18 +235,28 @@ def compilable(targets: Sequence[Target]) -> list[Target]:
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
-    """Compiles the loss functions that the script calls outside its modules; returns a sentence if there are none."""
+    """Compiles the loss functions that the script calls outside its modules; returns a sentence on each that stays eager."""
     if not settings.compile_loss:
         return []
     arguments = compile_arguments(settings, Dynamic.AUTO if settings.dynamic is Dynamic.MARK else None)
-    for module in found.loss_modules:
+    records_each = settings.claims_cudagraphs and not any(target.changing() for target in found.targets)
+    left_out = found.losses_that_vary if records_each else set()
+    modules = [module for module in found.loss_modules if module not in left_out]
+    names = [name for name in found.loss_functions if name not in left_out]
+    for module in modules:
         vars(module)["_compiled_call_impl"] = calling(
             module, _compile(with_own_code(module.forward), **arguments), applies=torch.is_grad_enabled
         )
-    for name in found.loss_functions:
+    for name in names:
         until.enter_context(replaced(nn.functional, name, partial(_compiled_loss, name, arguments)))
-    if found.loss_modules or found.loss_functions:
-        return []
+    remarks = [
+        f"{loss if isinstance(loss, str) else type(loss).__name__} stays eager: a CUDA graph would be recorded for each of "
+        "the shapes that it is given, which change from step to step"
+        for loss in [*found.loss_modules, *found.loss_functions]
+        if loss in left_out
+    ]
+    if modules or names or remarks:
+        return remarks
     return [
         "no loss function was found outside the modules, so compile_loss compiles nothing more; it finds modules such as "
         "nn.CrossEntropyLoss and calls such as F.cross_entropy(...)"
