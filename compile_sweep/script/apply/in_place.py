@@ -453,7 +453,7 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
     refuses tensors where `foreach=True` is given without `capturable=True`.
     """
     refuses = any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups)
-    if refuses or not type(optimizer).__module__.startswith("torch.optim."):
+    if refuses or not f"{type(optimizer).__module__}.".startswith("torch.optim."):
         return step
     rates: dict[int, Tensor] = {}
 
