@@ -119,6 +119,8 @@ class Discovery:
     """Optimizers that stepped, in the order of their first step."""
     steps: dict[int, int] = field(default_factory=dict)
     """Number of steps of each optimizer, by index."""
+    _stepped_after: dict[int, int] = field(default_factory=dict)
+    """Number of backward passes before each optimizer's last step, by index."""
     constructed: list[weakref.ref[Optimizer]] = field(default_factory=list)
     block_shapes: dict[nn.Module, list[Shapes]] = field(default_factory=dict)
     """Argument shapes of the targets' repeated blocks."""
@@ -196,6 +198,11 @@ class Discovery:
         """The target whose batches are counted: the least-called one, of several the largest."""
         return min(self.targets, key=lambda target: (target.calls, -sum(p.numel() for p in target.module.parameters())))
 
+    @property
+    def steps_together(self) -> bool:
+        """Whether all optimizers stepped after the same backward pass, as where one has the matrices and one the rest."""
+        return len(set(self._stepped_after.values())) == 1
+
     def is_over(self) -> bool:
         """Whether discovery is complete: each optimizer has stepped, often enough."""
         if self.marked:
@@ -212,6 +219,7 @@ class Discovery:
             self.optimizers.append(optimizer)
         index = next(index for index, known in enumerate(self.optimizers) if known is optimizer)
         self.steps[index] = self.steps.get(index, 0) + 1
+        self._stepped_after[index] = self.num_backward
         self.settle()
 
     def passed_backward(self) -> bool:

@@ -301,7 +301,7 @@ class Session:
             set_global_state(self.settings)
             self.missed = apply_to_losses(self.settings, found, self._undo)
             apply_to_discovered(self.settings, found, self.own_compile)
-            self.missed += apply_to_optimizers(self.settings, found.optimizers)
+            self.missed += apply_to_optimizers(self.settings, found.optimizers, together=found.steps_together)
         self._on_discovered(self)
         self._recorder = numerics.StepRecorder(found.targets, steps=self.protocol.compared_steps)
         self._wrap(isolated=True)

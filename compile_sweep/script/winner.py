@@ -257,7 +257,7 @@ class Applier:
             apply_to_discovered(self.settings, found, self.own_compile)
         except ScriptError as error:
             self._say(f"nothing is compiled: {error}")
-        for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers)):
+        for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers, together=found.steps_together)):
             self._say(sentence)
         names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}")

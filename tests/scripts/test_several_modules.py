@@ -218,6 +218,47 @@ def test_a_critic_reads_what_the_generator_made_before_its_step_under_cuda_graph
     assert session_results.measurement(session).cudagraph_skips == 0
 
 
+MATRICES_APART = """
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)).to(device)
+matrices = [weights for weights in model.parameters() if weights.ndim == 2]
+others = [weights for weights in model.parameters() if weights.ndim != 2]
+optimizers = [torch.optim.AdamW(others, 1e-3), torch.optim.Muon(matrices, 1e-3)]
+schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: min(1, (step + 1) / 100)) for one in optimizers]
+outputs = None
+for step in range(400):
+    x = torch.randn(16, 32, device=device)
+    outputs = model(x)
+    loss = (outputs - x).square().mean()
+    loss.backward()
+    for optimizer, schedule in zip(optimizers, schedules):
+        optimizer.step()
+        schedule.step()
+    assert outputs.isfinite().all() and loss.isfinite()
+    model.zero_grad(set_to_none=True)
+"""
+
+
+def test_optimizers_that_step_together_are_known_from_those_that_take_turns(run: Run, folder: Path) -> None:
+    for script, together in ((MATRICES_APART, True), (GENERATOR_FIRST, False)):
+        (folder / "kept.py").write_text(script)
+        session, error = run("kept.py", "scope=eager")
+        assert error is session.error is None
+        assert session.found.steps_together is together
+
+
+@pytest.mark.gpu
+def test_what_a_forward_returned_is_read_after_two_optimizers_have_stepped_in_cuda_graphs(run: Run, folder: Path) -> None:
+    """On an H200, Muon's compiled step after AdamW's overwrote the loss."""
+    (folder / "kept.py").write_text(MATRICES_APART)
+    session, error = run("kept.py", "scope=full,mode=reduce-overhead,optimizer=compiled")
+    assert error is session.error is None
+    assert session_results.measurement(session).cudagraph_skips == 0
+
+
 SIAMESE = """
 import torch
 from torch import nn

@@ -337,16 +337,21 @@ def _has_hooks(module: nn.Module) -> bool:
     )
 
 
-def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> list[str]:
-    """Gives the optimizers the requested implementation; returns a sentence for each that does not have it."""
+def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimizer], *, together: bool | None = None) -> list[str]:
+    """Gives the optimizers the requested implementation; returns a sentence for each that does not have it.
+
+    Args:
+        together: Whether all step one after the other, the last one last; by default, whether there is only one.
+    """
     missed: list[str] = []
+    together = len(optimizers) == 1 if together is None else together
     for optimizer in optimizers:
         if settings.as_written:
             continue
         if settings.memory_format is not None:
             _lay_out_state(optimizer)
         if settings.optimizer in COMPILED_OPTIMIZERS:
-            _compile_step(optimizer, settings, is_only=len(optimizers) == 1)
+            _compile_step(optimizer, settings, together=together, ends_step=together and optimizer is optimizers[-1])
         elif settings.optimizer is OptimizerKind.FUSED:
             if not _make_fused(optimizer):
                 missed.append(f"{type(optimizer).__name__} has no fused implementation here and runs as the script has it")
@@ -415,17 +420,17 @@ def _laid_out(tensor: Tensor, weight: Tensor) -> Tensor:
     return tensor if tensor.stride() == weight.stride() else torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
 
 
-def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: bool) -> None:
+def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: bool, ends_step: bool) -> None:
     """Compiles the code below torch's hooks, which continue to run; schedulers find the step they expect.
 
-    Each call of a CUDA graph outside of forward and backward may overwrite what graphs returned before, such as gradients. If the
-    script has one optimizer, its step ends a training step, as torch is told; with several, gradients are copied.
+    Each call of a CUDA graph outside of forward and backward may overwrite what graphs returned before, such as gradients and the
+    loss. If optimizers step together, the last one's step ends a training step, as torch is told; otherwise gradients are copied.
     """
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
     arguments = {**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False}
     compiled: Call = with_tensor_rates(optimizer, _compile(inner, **arguments))
-    marks = settings.claims_cudagraphs and is_only
+    marks = settings.claims_cudagraphs and ends_step
     if settings.claims_cudagraphs:
         compiled = graphed_step(optimizer, inner, compiled)
     if marks:
@@ -433,7 +438,7 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, is_only: b
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
-        if settings.claims_cudagraphs and not is_only:
+        if settings.claims_cudagraphs and not together:
             copy_gradients(parameter for group in self.param_groups for parameter in group["params"])
         returned = compiled(*args, **kwargs)
         if marks:
