@@ -63,6 +63,8 @@ class WorkloadFacts:
     """Whether a script steps an optimizer of torch's; None if that is not known."""
     has_fused: bool | None = None
     """Whether torch has a fused implementation of one of a script's optimizers; None if that is not known."""
+    loops_over_weights: bool | None = None
+    """Whether one of a script's optimizers is torch's and updates weight after weight, as Muon does; None if it is not known."""
     has_loss_outside: bool | None = None
     """Whether a script calls a loss function outside of its modules; None if that is not known."""
     can_compile: bool | None = None

@@ -20,7 +20,7 @@ from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.apply.huggingface import float32_experts
-from compile_sweep.script.apply.in_place import has_fused
+from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
 from compile_sweep.script.discover import Target
 from compile_sweep.script.fallback import leaving_out
@@ -114,6 +114,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
         "has_optimizer": bool(session.found.optimizers),
         "has_fused": any(map(has_fused, session.found.optimizers)),
+        "loops_over_weights": any(map(loops_over_weights, session.found.optimizers)),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),
         "recomputes": session.found.num_recomputed > 0,

@@ -33,7 +33,7 @@ from orchestrator.plan.estimates import (
     without_recording,
 )
 from orchestrator.search.candidates import Candidates, Untried
-from orchestrator.search.lever_prior import WHERE_PADDED, WHERE_SHAPES_CHANGE, Expectation, Prior
+from orchestrator.search.lever_prior import WHERE_OPTIMIZER_LOOPS, WHERE_PADDED, WHERE_SHAPES_CHANGE, Expectation, Prior
 from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
 from orchestrator.search.remedies import Remedies
 
@@ -324,6 +324,7 @@ class LeverSearch:
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,
             has_fused=model.get("has_fused") is not False,
+            loops_over_weights=model.get("loops_over_weights") is True,
             has_loss_outside=model.get("has_loss_outside") is not False,
             can_compile=model.get("can_compile") is not False,
             recomputes=model.get("recomputes") is not False,
@@ -336,8 +337,10 @@ class LeverSearch:
         )
         self._allow_kinds()
         self._guessed_s = self._guesses()
-        if self._facts.batches_change and self._facts.has_attention:
-            self.model.expect(self._prior.with_beliefs(WHERE_SHAPES_CHANGE))
+        shapes_change = self._facts.batches_change and self._facts.has_attention
+        loops = self._facts.loops_over_weights
+        if beliefs := {**(WHERE_SHAPES_CHANGE if shapes_change else {}), **(WHERE_OPTIMIZER_LOOPS if loops else {})}:
+            self.model.expect(self._prior.with_beliefs(beliefs))
         self._strike(lambda setting: _is_pointless(setting, self._facts))
 
     def _allow_kinds(self) -> None:

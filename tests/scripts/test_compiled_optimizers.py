@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script.apply.in_place import apply_to_optimizers, has_fused, with_tensor_rates
+from compile_sweep.script.apply.in_place import apply_to_optimizers, has_fused, loops_over_weights, with_tensor_rates
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the step below torch's wrapper does not count
@@ -55,6 +55,15 @@ def test_a_schedule_does_not_have_the_optimizer_compiled_again(kind: Any) -> Non
 )
 def test_an_optimizer_has_a_fused_implementation_where_torch_has_a_kernel(kind: Any, dtype: torch.dtype, expected: bool) -> None:
     assert has_fused(kind([nn.Parameter(torch.ones(2, dtype=dtype))], lr=0.1)) is expected
+
+
+def test_muon_updates_weight_after_weight_and_others_of_torch_do_not() -> None:
+    class Own(torch.optim.Optimizer):
+        pass
+
+    weights = [nn.Parameter(torch.ones(2, 2))]
+    optimizers = [torch.optim.Muon(weights), torch.optim.AdamW(weights), torch.optim.LBFGS(weights), Own(weights, {"lr": 0.1})]
+    assert [loops_over_weights(one) for one in optimizers] == [True, False, False, False]
 
 
 def test_a_fused_implementation_that_torch_refuses_at_the_first_step_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

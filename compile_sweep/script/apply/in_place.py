@@ -377,6 +377,18 @@ def has_fused(optimizer: Optimizer) -> bool:
     return all(_steps_fused(type(optimizer), *which) for which in {(one.device, one.dtype) for one in weights})
 
 
+def loops_over_weights(optimizer: Optimizer) -> bool:
+    """Tells whether it is one of torch's that updates weight after weight, as Muon does, and can be compiled."""
+    has_other = any("foreach" in group or "fused" in group for group in optimizer.param_groups)
+    cannot_compile = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)  # by closures, sparse gradients
+    return is_of_torch(optimizer) and not has_other and not cannot_compile
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Tells whether it is one of torch's own."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
 def _steps_fused(kind: type[Any], device: torch.device, dtype: torch.dtype) -> bool:
     """Tries a fused step of torch's class on one weight, because torch refuses some only then, such as Adagrad's on CUDA."""
     of_torch: Any = next(one for one in kind.__mro__ if one.__module__.startswith("torch.optim"))
@@ -458,7 +470,7 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
     refuses tensors where `foreach=True` is given without `capturable=True`.
     """
     refuses = any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups)
-    if refuses or not f"{type(optimizer).__module__}.".startswith("torch.optim."):
+    if refuses or not is_of_torch(optimizer):
         return step
     rates: dict[int, Tensor] = {}
 

@@ -299,6 +299,18 @@ def test_a_fused_optimizer_is_proposed_unless_torch_is_known_to_have_none(known:
     assert any(step.setting.optimizer is OptimizerKind.FUSED for step in run(searching, GAINS)) is is_proposed
 
 
+def test_a_compiled_optimizer_is_tried_sooner_where_it_updates_weight_after_weight() -> None:
+    ways = ("eager", "full", "full,mode=reduce-overhead", "regional", "regional,mode=reduce-overhead")
+    settings = [CompileSettings.parse(f"scope={way},optimizer={kind}") for way in ways for kind in ("fused", "compiled")]
+    tried = []
+    for loops in (True, False):
+        searching = LeverSearch(Candidates(settings[:1] + settings[2:]), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+        tell_first(searching, {"has_blocks": True, "loops_over_weights": loops})
+        steps = run(searching, {**GAINS, "compiled_optimizer=compiled": 0.28})
+        tried.append([step.setting.optimizer for step in steps].index(OptimizerKind.COMPILED))
+    assert tried[0] < tried[1]
+
+
 @pytest.mark.parametrize(
     ("known", "is_proposed"), [({}, True), ({"has_loss_outside": True}, True), ({"has_loss_outside": False}, False)]
 )
