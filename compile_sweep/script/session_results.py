@@ -92,7 +92,7 @@ def compile_s_of(session: Session) -> float:
     stream = _stream(session)
     counted = [one for one in session.warmup if stream.keeps_interrupted or not one.interrupted]
     counted += stream.prepared
-    return max(0.0, sum(one.compute_ms - stream.typical_ms for one in counted) / 1e3)
+    return max(0.0, sum(one.compute_ms - stream.median_ms for one in counted) / 1e3)
 
 
 def source(session: Session) -> str:

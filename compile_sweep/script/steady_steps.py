@@ -146,18 +146,15 @@ class Stream:
 
     @property
     def window(self) -> Window:
-        """Returns the passes in the form that `steady.py` takes, with all steps alike."""
+        """Returns the passes in the form that `steady.py` takes, with all steps alike; steps of two kinds are one, their mean."""
+        if self.keeps_interrupted:
+            return Window(lengths=[1], passes=[[statistics.fmean(steps)] for steps in self.passes])
         return Window(lengths=[1] * self.pass_steps, passes=self.passes)
 
     @property
     def median_ms(self) -> float:
-        """Median milliseconds of a step."""
-        return steady.stratified_median(self.passes, self.window.lengths)
-
-    @property
-    def typical_ms(self) -> float:
-        """Milliseconds that a step takes for itself: the median, or the mean where steps are of two kinds."""
-        return statistics.fmean(one.compute_ms for one in self.times) if self.keeps_interrupted else self.median_ms
+        """Median milliseconds of a step; of steps of two kinds, of a pass's mean step."""
+        return steady.stratified_median(self.window.passes, self.window.lengths)
 
     @property
     def wait_share(self) -> float:

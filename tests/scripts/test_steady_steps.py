@@ -183,4 +183,6 @@ def test_every_second_step_that_generates_first_counts_half(run: Run, folder: Pa
     assert session.stream.pass_steps % 2 == 0
     rate = session_results.measurement(session)
     assert rate.samples_per_s == pytest.approx(2 / 0.07, rel=0.15)
+    assert rate.step_ms_median == pytest.approx(70, rel=0.15)
+    assert rate.outliers == 0
     assert rate.compile_s < 0.3
