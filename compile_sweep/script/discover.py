@@ -278,7 +278,9 @@ class Discovery:
             outputs = run(module, *args, **kwargs)
             self.makes_cache |= _has_cache(outputs)
             return outputs
-        trains = torch.is_grad_enabled() and any(weights.requires_grad for weights in module.parameters())
+        weights = list(module.parameters())
+        trains = torch.is_grad_enabled() and any(one.requires_grad for one in weights)
+        trains &= not any(map(nn.parameter.is_lazy, weights))  # its first call makes its weights, at random
         self._note_what_outlasts(args, kwargs, begins=module if trains else None)
         target = self._noted(module, args, kwargs) if trains else None
         idle = self._noted_untrained(module, args, kwargs) if not trains and self.num_steps else None

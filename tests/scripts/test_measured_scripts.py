@@ -96,6 +96,24 @@ def test_a_loss_whose_shapes_keep_changing_is_left_out_of_cuda_graphs(
     assert [loss.partition(" ")[0] for loss in session.missed] == ([] if is_compiled else ["mse_loss"])
 
 
+def test_the_first_call_of_a_lazy_module_is_no_training(run: Run, folder: Path) -> None:
+    (folder / "lazy.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.LazyLinear(1))\n"
+        "model(torch.randn(2, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(16, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("lazy.py", AOT)
+    assert error is session.error is None
+    (target,) = session.found.targets
+    assert not target.draws
+    assert not target.changing()
+
+
 def test_steps_that_a_gradient_scaler_skips_are_no_accumulation(run: Run, folder: Path) -> None:
     (folder / "scaled.py").write_text(
         "import torch\n"

@@ -241,8 +241,8 @@ BREAKS = (
     Cause(
         "torch.func.linearize",
         "use torch.func.jvp(function, (x,), (tangent,)), which can be compiled, or where torch cannot, as with layer norms, two "
-        "vjps, y, back = vjp(function, x) and vjp(lambda u: back(u)[0], torch.zeros_like(y))[1](tangent)[0] of torch.func, "
-        "or call linearize outside the forward",
+        "vjps of torch.func: y, back = vjp(function, x), then _, forth = vjp(lambda u: back(u)[0], torch.zeros_like(y)) and "
+        "forth(tangent)[0], or call linearize outside the forward",
         explanation=r"function `disallow_in_graph`",
     ),
     Cause(
