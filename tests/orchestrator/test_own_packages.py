@@ -98,6 +98,7 @@ def test_a_file_named_like_a_package_does_not_hide_it_from_the_report(tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly("runs a whole sweep; other tests plan one and check a script beside these files")
 @pytest.mark.ray
 @pytest.mark.slow
 def test_files_named_like_the_packages_that_ray_needs_hide_none_of_them(theirs: Path, repository: Path) -> None:
