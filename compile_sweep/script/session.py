@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
@@ -100,6 +100,7 @@ FUNCTIONAL = (
 TAKES_OVER_AFTER = 2
 """Steps of a new optimizer without one of the anchor's in between, after which it has taken the anchor's place."""
 
+MOST_SHAPES_MET = 16  # of a target's shapes in turn, how many are kept
 MAX_RESTARTS = 3  # maximum number of restarts of the timing because something compiled
 
 
@@ -185,6 +186,8 @@ class Session:
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
         self._size = [0, 0]
+        self.shapes_met: defaultdict[Target, list[tuple[tuple[int, ...], ...]]] = defaultdict(list)
+        """Shapes of each target's arguments after the discovery, in turn: each that differs from the one before."""
         self._met: Counter[tuple[Target, tuple[tuple[int, ...], ...]]] = Counter()
         """How often a module was called with tensors of these shapes."""
         self._stage: Callable[[list[Tensor]], None] = self._recording
@@ -365,6 +368,9 @@ class Session:
     def _meet(self, target: Target, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Notes whether these shapes have come as often as code and kernels for them need to be ready."""
         self._met[target, shapes] += 1
+        met = self.shapes_met[target]
+        if met[-1:] != [shapes] and len(met) < MOST_SHAPES_MET:
+            met.append(shapes)
         if self._met[target, shapes] < (self.protocol.cudagraph_visits if self.has_graphs else self.protocol.visits):
             assert self._clock is not None
             self._clock.meet_new()

@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -190,6 +190,13 @@ def _findings(session: Session) -> Iterator[str]:
                 *([TWICE] if target.differentiated_twice else []),
             ]
         )
+    for target in found.targets:
+        met = session.shapes_met.get(target, [])
+        if not target.changing() and 1 < len(met) == len(set(met)):
+            yield (
+                f"the batches of {target.name} change in shape as training goes on, {_then(met)}, so settings timed from "
+                "another step on had other batches: let the script train with one size while it is swept"
+            )
     for target in found.frozen:
         size = sum(weights.numel() for weights in target.module.parameters())
         kind = type(target.module).__name__
@@ -318,3 +325,10 @@ def _changed_in_place(targets: Iterable[Target], error: str) -> Target | None:
     }
     likely = [target for target, calls in held.items() if calls == max(held.values())]
     return likely[0] if len(likely) == 1 else None
+
+
+def _then(shapes: Sequence[tuple[tuple[int, ...], ...]]) -> str:
+    """Writes the first tensor's shapes that differ, one after the other, such as `8 × 3 × 16 × 16, then 8 × 3 × 24 × 24`."""
+    differing = next((of_tensor for of_tensor in zip(*shapes, strict=False) if len(set(of_tensor)) > 1), ())
+    written = list(dict.fromkeys(" × ".join(map(str, shape)) for shape in differing))
+    return ", then ".join(written[:3]) + (" and others" if len(written) > 3 else "")

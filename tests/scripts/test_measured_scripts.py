@@ -102,6 +102,26 @@ def test_a_loss_whose_shapes_keep_changing_is_left_out_of_cuda_graphs(run: Run, 
         assert [nn.functional.mse_loss is before[0], nn.functional.l1_loss is before[1]] == [True, False]
 
 
+@pytest.mark.parametrize(("size", "told"), [("8 + 8 * (step // 12)", True), ("8 + 8 * (step % 9 == 8)", False), ("8", False)])
+def test_batches_that_grow_as_training_goes_on_are_told(size: str, told: bool, run: Run, folder: Path) -> None:
+    """Settings whose timing began later were measured with larger pictures, and called slower without a reason."""
+    (folder / "grows.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Conv2d(3, 4, 3)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4000):\n"
+        f"    size = min(64, {size})\n"
+        "    model(torch.randn(2, 3, size, size)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("grows.py", "scope=eager")
+    assert error is session.error is None
+    found = [one for one in session_results.findings(session) if "as training goes on" in one]
+    assert bool(found) is told
+    assert not told or "2 × 3 × 8 × 8, then 2 × 3 × 16 × 16" in found[0]
+
+
 def test_the_first_call_of_a_lazy_module_is_no_training(run: Run, folder: Path) -> None:
     (folder / "lazy.py").write_text(
         "import torch\n"
