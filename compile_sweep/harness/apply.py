@@ -21,7 +21,7 @@ from compile_sweep.contract.installed_torch import config_place
 from compile_sweep.contract.precision import preserve_precision
 from compile_sweep.harness.outputs import digest, tensors_of
 from compile_sweep.harness.prepare import Prepared
-from compile_sweep.harness.source import SKIPS_WEIGHT_GUARDS, Facts, autocast_of, to_source
+from compile_sweep.harness.source import Facts, autocast_of, process_config, to_source
 from compile_sweep.schema.causes.places import SOURCE_PREFIX
 from compile_sweep.schema.settings import CompileSettings, Scope
 
@@ -136,7 +136,7 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
             undo.enter_context(prepared.workload.process_settings())
         undo.enter_context(preserve_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
-        undo.enter_context(config_put_back([*settings.config, *([SKIPS_WEIGHT_GUARDS] if SKIPS_WEIGHT_GUARDS in source else [])]))
+        undo.enter_context(config_put_back(process_config(settings, facts.torch_version)))
         undo.enter_context(reducing_put_back())
         if settings.stance is not None:
             undo.callback(torch.compiler.set_stance, "default")

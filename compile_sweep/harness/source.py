@@ -142,10 +142,10 @@ def _imports(code: str) -> Iterator[str]:
 
 def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield from facts.process_statements
-    if needs_weight_guards(settings, facts.torch_version):
+    config = process_config(settings, facts.torch_version)
+    if SKIPS_WEIGHT_GUARDS in config:
         yield "# Before torch 2.12, compiled code overlooks weights that are unfrozen later, and gives them no gradients."
-        yield f"{SKIPS_WEIGHT_GUARDS} = False"
-    yield from (f"{name} = {_quoted(value)}" for name, value in settings.config.items())
+    yield from (f"{name} = {_quoted(value)}" for name, value in config.items())
     if settings.matmul_precision is not None:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
     if settings.stance is not None:
@@ -394,12 +394,14 @@ def _update(settings: CompileSettings, facts: Facts) -> str:
     return "optimizer.step"
 
 
-def needs_weight_guards(settings: CompileSettings, torch_version: tuple[int, int]) -> bool:
-    """Tells whether torch must be told to look at each weight before it runs compiled code.
+def process_config(settings: CompileSettings, torch_version: tuple[int, int]) -> dict[str, Any]:
+    """Returns the process-wide settings of torch by their full names, including those that this version needs.
 
-    Before torch 2.12 a call after `requires_grad_(True)` runs the graph of frozen weights (pytorch pull request 177158).
+    Before torch 2.12 a call after `requires_grad_(True)` runs the graph of frozen weights (pytorch pull request 177158), unless
+    torch is told to look at each weight.
     """
-    return torch_version < (2, 12) and settings.scope is not Scope.EAGER
+    looks_at_weights = torch_version < (2, 12) and settings.scope is not Scope.EAGER
+    return {**({SKIPS_WEIGHT_GUARDS: False} if looks_at_weights else {}), **settings.config}
 
 
 def fixes_sizes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
-from compile_sweep.script.apply.in_place import apply_to_losses
 from compile_sweep.script.session import Kind
 from tests.scripts.conftest import Run
 
@@ -73,89 +70,6 @@ def test_loss_functions_are_compiled_if_the_settings_say_so(script: str, loss: s
     assert session.found.loss_functions + [type(module).__name__ for module in session.found.loss_modules] == [loss]
     assert session_results.measurement(session).graphs == session_results.measurement(without).graphs + 1
     assert nn.functional.cross_entropy is before
-
-
-def test_a_loss_whose_shapes_keep_changing_is_left_out_of_cuda_graphs(run: Run, folder: Path) -> None:
-    """A detector's loss of the points with an object ran at half of eager's speed on an H200: a CUDA graph for each number."""
-    (folder / "chosen.py").write_text(
-        "import torch\n"
-        "from torch.nn import functional as F\n"
-        "model = torch.nn.Linear(8, 8)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for step in range(4000):\n"
-        "    scores = model(torch.randn(16, 8))\n"
-        "    chosen = torch.arange(16) < 4 + step % 12\n"
-        "    loss = F.mse_loss(scores[chosen], scores[chosen].detach() + 1) + F.l1_loss(scores, torch.zeros(16, 8))\n"
-        "    optimizer.zero_grad()\n"
-        "    loss.backward()\n"
-        "    optimizer.step()\n"
-    )
-    session, error = run("chosen.py", f"{AOT},compile_loss=on")
-    assert error is session.error is None
-    assert session.found.loss_functions == ["mse_loss", "l1_loss"]
-    assert session.missed == []
-    before = nn.functional.mse_loss, nn.functional.l1_loss
-    with ExitStack() as until:
-        settings = CompileSettings.parse("scope=full,mode=reduce-overhead,compile_loss=on")
-        (told,) = apply_to_losses(settings, session.found, until)
-        assert told.startswith("mse_loss stays eager")
-        assert [nn.functional.mse_loss is before[0], nn.functional.l1_loss is before[1]] == [True, False]
-
-
-@pytest.mark.parametrize(("size", "told"), [("8 + 8 * (step // 12)", True), ("8 + 8 * (step % 9 == 8)", False), ("8", False)])
-def test_batches_that_grow_as_training_goes_on_are_told(size: str, told: bool, run: Run, folder: Path) -> None:
-    """Settings whose timing began later were measured with larger pictures, and called slower without a reason."""
-    (folder / "grows.py").write_text(
-        "import torch\n"
-        "model = torch.nn.Conv2d(3, 4, 3)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for step in range(4000):\n"
-        f"    size = min(64, {size})\n"
-        "    model(torch.randn(2, 3, size, size)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-    )
-    session, error = run("grows.py", "scope=eager")
-    assert error is session.error is None
-    found = [one for one in session_results.findings(session) if "as training goes on" in one]
-    assert bool(found) is told
-    assert not told or "2 × 3 × 8 × 8, then 2 × 3 × 16 × 16" in found[0]
-
-
-def test_the_first_call_of_a_lazy_module_is_no_training(run: Run, folder: Path) -> None:
-    (folder / "lazy.py").write_text(
-        "import torch\n"
-        "model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.LazyLinear(1))\n"
-        "model(torch.randn(2, 4))\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for step in range(4000):\n"
-        "    optimizer.zero_grad()\n"
-        "    model(torch.randn(16, 4)).square().mean().backward()\n"
-        "    optimizer.step()\n"
-    )
-    session, error = run("lazy.py", AOT)
-    assert error is session.error is None
-    (target,) = session.found.targets
-    assert not target.draws
-    assert not target.changing()
-
-
-def test_steps_that_a_gradient_scaler_skips_are_no_accumulation(run: Run, folder: Path) -> None:
-    (folder / "scaled.py").write_text(
-        "import torch\n"
-        "model = torch.nn.Linear(8, 8)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-15)\n"
-        "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**96)\n"
-        "for step in range(4000):\n"
-        "    optimizer.zero_grad()\n"
-        "    scaler.scale(1e12 * model(torch.randn(16, 8)).square().mean()).backward()\n"
-        "    scaler.step(optimizer)\n"
-        "    scaler.update()\n"
-    )
-    session, error = run("scaled.py", "scope=eager")
-    assert error is session.error is None
-    assert session.found.num_skipped > 2
-    assert session.found.micro_steps == 1
 
 
 def test_blocks_recomputed_in_the_backward_pass_are_no_modules_of_their_own(run: Run, folder: Path) -> None:

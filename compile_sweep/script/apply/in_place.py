@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from compile_sweep.contract.installed_torch import config_place, private, torch_version
 from compile_sweep.harness.diagnostics.coverage import Expectation, forward_names, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
-from compile_sweep.harness.source import SKIPS_WEIGHT_GUARDS, fixes_sizes, needs_weight_guards, sdpa_backends
+from compile_sweep.harness.source import fixes_sizes, process_config, sdpa_backends
 from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
 from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
@@ -83,9 +83,7 @@ def set_global_state(settings: CompileSettings) -> None:
 
     Call it again before the first step to apply: what was set last counts.
     """
-    if needs_weight_guards(settings, torch_version()):
-        setattr(*config_place(SKIPS_WEIGHT_GUARDS), False)
-    for name, value in settings.config.items():
+    for name, value in process_config(settings, torch_version()).items():
         setattr(*config_place(name), value)
     if settings.sdpa_kernel is not None:
         kernels = [getattr(SDPBackend, name) for name in sdpa_backends(settings.sdpa_kernel)]
