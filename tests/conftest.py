@@ -92,6 +92,13 @@ def _guards_are_not_timed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _nothing_is_compiled_yet() -> None:
+    """Drops the graphs of earlier tests: those of code that all workloads share would count as graphs that no longer fit."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
 def _torch_is_left_as_it_was() -> Iterator[None]:
     """Fails a test that changes torch's process-wide switches, since otherwise a later test would fail instead."""
     before = _torch_switches()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,10 @@ FURTHER = pytest.mark.nightly("compiles the whole model again; `make test` train
 
 
 @pytest.fixture(autouse=True)
-def _examples(monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path, one_thread: None) -> Iterator[None]:
+def _examples(monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path, one_thread: None) -> None:
     monkeypatch.syspath_prepend(str(repository))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -418,7 +418,6 @@ def test_a_last_batch_with_fewer_rows_is_left_out_or_refused_and_never_filled_up
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.model.__name__} {fault.settings.split(',')[1]}")
 def test_a_reported_fault_has_its_label_and_what_helps(fault: Fault) -> None:
-    torch._dynamo.reset()
     loss: Any = fault.loss() if isinstance(fault.loss, type) else fault.loss
     workload = WorkloadFromModel(fault.model, fault.batch, loss, num_batches=6)()
     settings = CompileSettings.parse(fault.settings)

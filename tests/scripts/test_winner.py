@@ -189,7 +189,6 @@ class Net(nn.Module):
 
 
 def test_by_hand_a_model_is_compiled_in_place_and_its_copies_are_not() -> None:
-    torch._dynamo.reset()
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters())
     keys, x = list(model.state_dict()), torch.randn(3, 4)
@@ -220,7 +219,6 @@ def test_by_hand_a_module_that_settings_leave_out_stays_eager(monkeypatch: pytes
 
 @pytest.mark.parametrize("compiles_itself", [False, True])
 def test_evaluations_are_compiled_only_if_the_script_compiles_its_model(compiles_itself: bool) -> None:
-    torch._dynamo.reset()
     model, own = Net(), OwnCompile()
     if compiles_itself:
         with own.answered(plainly=True):
@@ -242,7 +240,6 @@ def test_evaluations_are_compiled_only_if_the_script_compiles_its_model(compiles
 
 
 def test_by_hand_marks_wait_until_two_lengths_were_seen() -> None:
-    torch._dynamo.reset()
     model = Net()
     compile_sweep.apply(model, settings="scope=full,dynamic=mark,backend=aot_eager")
     before = counters["stats"]["unique_graphs"]

@@ -73,7 +73,6 @@ def test_a_failed_guard_is_put_in_words(function: Callable[..., Any], calls: lis
 
 
 def test_gradients_switched_off_between_steps_are_a_global_setting() -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     with capture_diagnostics() as found:
         compiled(X)

@@ -310,7 +310,6 @@ def test_jagged_tensors_that_are_made_before_the_step_and_plain_ones_taken_out_o
 
 
 def test_a_retained_graph_goes_back_twice_without_donated_buffers() -> None:
-    torch._dynamo.reset()
     layer = nn.Linear(8, 8)
     advice = errors.advice_on_error("donated buffers")
     assert advice is not None

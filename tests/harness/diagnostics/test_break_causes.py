@@ -80,7 +80,6 @@ def with_rows_replaced(net: Net, x: Tensor) -> Tensor:
 
 
 def test_a_backend_that_fails_behind_a_break_has_the_advice_of_that_break() -> None:
-    torch._dynamo.reset()
     net = type("Model", (Net,), {"forward": with_rows_replaced})()
     with capture_diagnostics() as found:
         torch.compile(net, backend="aot_eager")(torch.randn(4, 8))

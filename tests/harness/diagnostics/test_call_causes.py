@@ -28,7 +28,6 @@ def passed_on(*args: Tensor, **kwargs: Tensor) -> Tensor:
 
 
 def test_code_that_is_called_in_different_ways_has_its_cause_and_one_graph_for_each_way() -> None:
-    torch._dynamo.reset()
     compiled, x = torch.compile(passed_on, backend="eager"), torch.ones(4)
     with capture_diagnostics() as found:
         compiled(input=x, other=x)
@@ -103,7 +102,6 @@ def with_bias_if_given(x: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def test_an_argument_that_only_some_calls_give_is_not_made_in_the_first_forward() -> None:
-    torch._dynamo.reset()
     compiled, x = torch.compile(with_bias_if_given, backend="eager"), torch.ones(4)
     with capture_diagnostics() as found:
         compiled(x)
@@ -141,7 +139,6 @@ def broken_between_lines(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [broken_by_a_call, broken_between_lines])
 def test_a_length_behind_a_graph_break_is_not_marked_and_the_break_is_what_to_fix(function: Callable[[Tensor], Tensor]) -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager")
     with capture_diagnostics() as found:
         for length in (4, 7, 9):
@@ -154,7 +151,6 @@ def test_a_length_behind_a_graph_break_is_not_marked_and_the_break_is_what_to_fi
 
 
 def test_blocks_of_different_kinds_take_a_graph_each_and_are_named() -> None:
-    torch._dynamo.reset()
     kinds = (nn.Tanh, nn.GELU, nn.ReLU)
     blocks = [nn.Sequential(nn.Linear(8, 8), kind()) for kind in kinds for _ in range(2)]
     x = torch.randn(4, 8, requires_grad=True)
@@ -312,7 +308,6 @@ def test_a_length_that_a_loop_fixes_takes_a_graph_each_and_what_the_loop_calls_t
 
 
 def test_frames_that_come_out_of_a_recurrent_layer_are_a_length_and_no_rows_that_depend_on_the_data() -> None:
-    torch._dynamo.reset()
     net = type("Model", (Net,), {"forward": lambda net, x: net.layer(net.rnn(x)[0])})()
     net.rnn = nn.GRU(8, 8)
     step = torch.compile(lambda x: net(x)[-1].square().sum(), backend="eager")

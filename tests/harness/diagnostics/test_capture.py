@@ -164,7 +164,6 @@ def test_a_hit_recompile_limit_names_the_function_the_limit_and_the_guard() -> N
 
 @pytest.mark.slow
 def test_torchs_performance_hints_are_collected_once_each() -> None:
-    torch._dynamo.reset()
     square = torch.compile(lambda x: x @ x, dynamic=False)  # two graphs without a kernel that takes a C++ compiler
     with fresh_cache(), capture_diagnostics() as found:  # a graph from a cache is not compiled, and logs nothing
         square(torch.ones(4, 4)), square(torch.ones(8, 8))

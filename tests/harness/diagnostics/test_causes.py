@@ -31,7 +31,6 @@ def force_loss(net: Net, x: Tensor) -> Tensor:
 
 
 def test_a_double_backward_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
     net = Net()
     layer = torch.compile(net.layer, backend="aot_eager")
     x = torch.randn(4, 8, requires_grad=True)
@@ -79,7 +78,6 @@ def test_a_gradient_penalty_is_one_graph_where_autograd_is_traced_and_its_input_
 
 
 def test_a_marked_length_that_the_code_fixes_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
     x, fixed = torch.zeros(3, 8), torch.zeros(3, 8)
     torch._dynamo.mark_dynamic(x, 1)
     add = torch.compile(lambda x: x + fixed, backend="eager")
@@ -118,14 +116,12 @@ def test_a_number_that_must_be_a_constant_is_the_compilers_error_and_is_mended_b
 
 
 def test_an_error_of_the_models_own_code_is_not_the_compilers() -> None:
-    torch._dynamo.reset()
     with pytest.raises(RuntimeError) as raised:
         torch.compile(lambda x: x @ torch.ones(3, 3), backend="aot_eager", dynamic=False)(torch.zeros(2, 3)).sum().backward()
     assert not is_compiler_error(raised.value)
 
 
 def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
 
     @torch.library.custom_op("tests_causes::doubled", mutates_args=())
     def doubled(x: Tensor) -> Tensor:
@@ -144,7 +140,6 @@ def test_a_custom_operator_without_a_fake_implementation_is_mended_by_the_advice
 
 @pytest.mark.slow
 def test_a_custom_operator_with_a_wrong_fake_implementation_is_the_compilers_error_and_is_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
 
     def flipped(x: Tensor) -> Tensor:
         return x.t().contiguous()
@@ -165,7 +160,6 @@ def test_a_custom_operator_with_a_wrong_fake_implementation_is_the_compilers_err
 
 
 def test_a_wrong_fake_implementation_that_only_the_backward_meets_is_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
 
     @torch.library.custom_op("tests_causes::halved", mutates_args=())
     def halved(x: Tensor) -> Tensor:
@@ -184,7 +178,6 @@ def test_a_wrong_fake_implementation_that_only_the_backward_meets_is_mended_by_t
 
 
 def test_a_custom_operator_without_a_backward_is_told_in_the_reason_and_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
 
     @torch.library.custom_op("tests_causes::tripled", mutates_args=())
     def tripled(x: Tensor) -> Tensor:
@@ -306,7 +299,6 @@ def test_a_buffer_that_compiled_code_keeps_for_its_backward_may_change_after_it(
 
 
 def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
-    torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
         torch.compile(lambda x: print() or x * 16, backend="eager", fullgraph=True)(torch.ones(2))
     reason = advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
@@ -317,7 +309,6 @@ def test_an_error_of_fullgraph_is_mended_by_the_advice() -> None:
 
 
 def test_a_recompile_limit_under_fullgraph_is_one_and_has_the_advice_of_its_guard() -> None:
-    torch._dynamo.reset()
     net = type("Model", (Net,), {"forward": with_a_number_of_steps})()
     step = torch.compile(net, backend="eager", fullgraph=True)
     with capture_diagnostics() as found:

@@ -163,7 +163,6 @@ def test_a_work_that_is_compiled_again_in_every_timed_step_is_no_faster_for_that
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "size"), [("gpt2", "small"), ("resnet", "resnet50"), ("captioning", "base")])
 def test_a_step_of_a_real_size_reaches_a_possible_share_of_the_card(name: str, size: str) -> None:
-    torch._dynamo.reset()
     prepared = prepare(load_workload(name)(size, 0), CompileSettings.parse("scope=eager"), torch.device("cuda"))
     use = measure(prepared, protocol=SHORT).device_use
     assert 0.02 < use["mfu"] < 1.05, use
@@ -182,7 +181,6 @@ def test_a_step_of_a_real_size_reaches_a_possible_share_of_the_card(name: str, s
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gradient_check_says_something_of_captioning_under_autocast() -> None:
-    torch._dynamo.reset()
     prepared = prepare(load_workload("captioning")("base", 0), CompileSettings.parse("scope=regional"), torch.device("cuda"))
     found = measure(prepared, protocol=SHORT)
     check = found.numerics["gradient_check"]

@@ -255,7 +255,6 @@ RATES = np.linspace(0.1, 0.4, 4)
 
 
 def test_a_rate_of_numpy_breaks_the_graph_or_ends_in_an_error_and_one_of_python_does_not() -> None:
-    torch._dynamo.reset()
     with capture_diagnostics() as found:
         torch.compile(Dropping(RATES[2]), backend="aot_eager")(torch.randn(4, 8)).sum().backward()
     (cause,) = {*map(cause_of_break, found.graph_break_reasons)}

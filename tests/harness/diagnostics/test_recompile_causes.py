@@ -489,7 +489,6 @@ def with_positions(self: Net, x: Tensor) -> Tensor:
 
 
 def test_a_number_that_follows_the_sizes_of_the_batches_is_a_cache_that_grows_and_no_counter() -> None:
-    torch._dynamo.reset()
     net = type("Model", (Net,), {"forward": with_positions})()
     compiled = torch.compile(net, backend="eager", dynamic=True)
     with capture_diagnostics() as found:

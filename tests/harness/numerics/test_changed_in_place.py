@@ -190,7 +190,6 @@ def test_tensors_are_named_that_change_before_gradients_depend_on_them(kind: typ
 
 @pytest.mark.parametrize("kind", [ChangedBeforeItIsRead, Counted, CountedAnew])
 def test_a_counter_that_is_changed_before_it_is_read_has_wrong_gradients_and_a_new_tensor_has_not(kind: type[Net]) -> None:
-    torch._dynamo.reset()
     torch.manual_seed(0)
     x, model = torch.randn(8, 4), kind()
     again = deepcopy(model)

@@ -164,7 +164,6 @@ class Fitted:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_rounding_in_a_model_that_has_fit_its_batch_is_no_wrong_gradient() -> None:
-    torch._dynamo.reset()
     fitted = Fitted()
     found = []
     for seed in (0, 1, 3, 5, 10):  # whose rounding was called wrong
