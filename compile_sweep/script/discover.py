@@ -10,9 +10,9 @@ import inspect
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -244,7 +244,7 @@ class Discovery:
         self.targets = _without_parts(
             [
                 target
-                for target in self._called.values()
+                for target in _inside_wrappers(self._called.values())
                 if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
             ]
         )
@@ -360,6 +360,25 @@ def _memory_of(values: Mapping[str, Any]) -> Iterator[torch.UntypedStorage]:
 
 def _has_cache(outputs: Any) -> bool:
     return torch.is_grad_enabled() and getattr(outputs, "past_key_values", None) is not None
+
+
+def _inside_wrappers(targets: Iterable[Target]) -> Iterator[Target]:
+    """Yields the targets, and in place of wrappers that the script makes anew for each step, as odeint does, what they wrap."""
+    wrappers: dict[Any, list[Target]] = {}
+    for target in targets:
+        inner, weights = next(target.module.children(), None), {*target.module.parameters()}
+        wraps = inner is not None and weights <= {*inner.parameters()}
+        wrappers.setdefault((type(target.module), inner) if wraps else target, []).append(target)
+    for wrapped, alike in wrappers.items():
+        if len(alike) < STEPS:
+            yield from alike
+            continue
+        module = unwrapped(wrapped[1])
+        known = inspect.signature(module.forward).parameters.keys()
+        shapes = [shapes for one in alike for shapes in one.shapes if shapes.keys() <= known]
+        calls, sizes = sum(one.calls for one in alike), [size for one in alike for size in one.sizes]
+        flags: Any = {name: any(getattr(one, name) for one in alike) for name in ("draws", "differentiated_twice", "outlasts")}
+        yield replace(alike[-1], called=wrapped[1], module=module, calls=calls, shapes=shapes, sizes=sizes, **flags)
 
 
 def _without_parts(targets: list[Target]) -> list[Target]:

@@ -95,6 +95,7 @@ class Reporter:
                 found["cache_use"] = self.use.to_dict()
             found["losses"] = [float(loss) for loss in session.losses]
             found["unsynchronized_kernels"] = unsynchronized_kernels_of_this_process()
+            found["changed_in_classes"] = session.changed_in_classes
             found["gradient_check"] = None if session.gradient_check is None else asdict(session.gradient_check)
         self._write("outcome", found)
 

@@ -149,6 +149,7 @@ class Session:
         self.device = torch.device("cpu")
         self.missed: list[str] = []
         self.trajectory: Trajectory | None = None
+        self.changed_in_classes: list[str] = []
         self.gradient_check: GradientCheck | None = None
         """Whether the compiled modules' gradients belong to what they compute; None if nothing is compiled."""
         self.diagnostics = Diagnostics()
@@ -473,6 +474,7 @@ class Session:
             self._clock.interrupt()  # by copies made during the step
         if self._recorder.done:
             self.trajectory = self._recorder.trajectory()
+            self.changed_in_classes = self._recorder.state.changed_in_classes()
             self._recorder, self._keeps_calls = None, False
             self._wrap(isolated=False)
             if self.kind is not Kind.MEASURED:

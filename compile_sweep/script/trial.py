@@ -412,6 +412,7 @@ def _judged(
         is_script=True,
         recompiles=outcome["measurement"]["recompile_reasons"],
         unsynchronized=outcome["unsynchronized_kernels"],
+        changed_in_classes=outcome["changed_in_classes"],
         on_gpu=outcome["measurement"]["device"] != "cpu",
     )
     return {"numerics": judged.to_dict()}

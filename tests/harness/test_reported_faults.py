@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ SHORT = Protocol(compared_steps=10, min_passes=2, max_passes=2, cpu_window_s=0.0
 NOTICES = "dynamo.skip_tensor_guards_with_matching_dict_tags=off"
 STATIC = "scope=full,dynamic=static,backend=eager"
 AUTO = "scope=full,dynamic=auto,backend=eager"
+ALONE = "scope=modular,dynamic=auto,backend=eager"
 TRACED_BACKWARD = "scope=full,dynamic=auto,backend=aot_eager"
 
 
@@ -74,6 +75,54 @@ class CountsCalls(Body):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x) * min(1.0, self.calls / 500)
+
+
+class ScaledByItsClass(Body):
+    """Whose loss changes a number of the class from step to step."""
+
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * ScaledByItsClass.scale
+
+
+class ScaledByItself(ScaledByItsClass):
+    def forward(self, x: Tensor) -> Tensor:
+        return Body.forward(self, x) * self.scale
+
+
+def loss_that_anneals(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss = plain_loss(model, batch)
+    owner: Any = model if isinstance(model, ScaledByItself) else ScaledByItsClass
+    owner.scale = max(0.5, owner.scale * 0.8)
+    return loss
+
+
+class KeepsInItsClass(Body):
+    """Whose penalties are in a list of the class."""
+
+    kept: ClassVar[list[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        KeepsInItsClass.kept.append(y.square().mean())
+        return y
+
+
+class KeepsItsOwn(KeepsInItsClass):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = []  # type: ignore[misc]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = Body.forward(self, x)
+        self.kept.append(y.square().mean())
+        return y
+
+
+def loss_with_what_is_kept(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    model.kept.clear()
+    return plain_loss(model, batch) + 0.5 * sum(model.kept, torch.zeros(()))
 
 
 class StochasticDepth(Body):
@@ -359,6 +408,19 @@ FAULTS = [
             Fault(Body, f"{TRACED_BACKWARD},{NOTICES}", None, ("requires_grad of first.bias",), ("diverges",), LateUnfreezing),
         ]
     ),
+    *(
+        [
+            Fault(ScaledByItsClass, AUTO, None, ("ScaledByItsClass.scale",), ("diverges",), loss_that_anneals),
+            Fault(KeepsInItsClass, ALONE, None, ("ok",), ("diverges",), loss_with_what_is_kept),
+        ]
+        if torch_version() >= (2, 13)
+        else [
+            Fault(ScaledByItsClass, AUTO, "diverges", ("keep ScaledByItsClass.scale in the model",), (), loss_that_anneals),
+            Fault(KeepsInItsClass, ALONE, "diverges", ("self.seen = [] in __init__",), (), loss_with_what_is_kept),
+        ]
+    ),
+    Fault(ScaledByItself, AUTO, None, ("scale",), ("diverges",), loss_that_anneals),
+    Fault(KeepsItsOwn, ALONE, None, ("ok",), ("diverges",), loss_with_what_is_kept),
     Fault(
         GrowingTable, "scope=full,dynamic=mark,pad_multiple=16,backend=eager", None,
         ("known", "build it once in __init__, at its largest"), ("register_buffer",), plain_loss, sentences,

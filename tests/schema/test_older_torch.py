@@ -23,6 +23,16 @@ _UNKNOWN = "This function is either a Python builtin (e.g. _warnings.warn) or a 
             "hooks",
         ),
         (
+            "Failed to trace builtin operator",
+            "Dynamo does not know how to trace builtin operator `setattr` with argument types ['type', 'str', 'float']",
+            "state in a class",
+        ),
+        (
+            "Unsupported method call",
+            "Dynamo does not know how to trace method `append` of class `list`",
+            "state in a class",
+        ),
+        (
             "Attempted to call function marked as skipped",
             "Dynamo developers have intentionally marked that the function `copy` in file `copy.py` should not be traced.",
             "copy of a tensor by Python",

@@ -119,6 +119,7 @@ def test_an_optimizer_that_takes_signs_is_judged_by_eager_runs_that_round_as_coa
         "gradient_check": None,
         "measurement": {"device": "cuda", "recompile_reasons": [], "graphs": 0},
         "unsynchronized_kernels": [],
+        "changed_in_classes": [],
     }
     assert run.judge_numbers(tmp_path, outcome, [])["numerics"]["status"] == expected
 
@@ -222,6 +223,7 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
         "gradient_check": None,
         "measurement": {"device": "cpu", "recompile_reasons": [], "graphs": 0},
         "unsynchronized_kernels": [],
+        "changed_in_classes": [],
     }
     found = run.judge_numbers(tmp_path, outcome, findings)["numerics"]
     assert made[:2] == [(False, 0), (True, 0)]

@@ -427,3 +427,31 @@ def test_a_module_whose_gradients_are_differentiated_again_stays_eager(run: Run,
     session, error = run("alone.py", AOT)
     assert "differentiates the gradients of critic again (create_graph=True)" in str(error or session.error)
     assert run("alone.py", "scope=eager,optimizer=fused")[1] is None
+
+
+def test_what_wrappers_made_anew_for_each_step_hold_is_compiled(run: Run, folder: Path) -> None:
+    """As torchdiffeq's odeint wraps the function that it solves: nothing was compiled, and each wrapper was told as a module."""
+    (folder / "solves.py").write_text(
+        "import torch\n"
+        "class Wrapper(torch.nn.Module):\n"
+        "    def __init__(self, inner):\n"
+        "        super().__init__()\n"
+        "        self.inner = inner\n"
+        "    def forward(self, x):\n"
+        "        return self.inner(x)\n"
+        "field = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))\n"
+        "optimizer = torch.optim.SGD(field.parameters(), lr=0.1)\n"
+        "for _ in range(4000):\n"
+        "    y, solved = torch.randn(16, 4, requires_grad=True), Wrapper(field)\n"
+        "    for _ in range(3):\n"
+        "        y = y + 0.1 * solved(y)\n"
+        "    y.square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("solves.py", AOT)
+    assert error is session.error is None
+    assert [(target.name, target.called is target.module) for target in session.found.targets] == [("field", True)]
+    assert session.found.micro_steps == 3
+    figures = session_results.measurement(session)
+    assert (figures.graphs, figures.fallbacks) == (1, [])

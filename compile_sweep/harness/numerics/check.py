@@ -26,6 +26,7 @@ from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.reference_store import ReferenceStore
 from compile_sweep.harness.numerics.references import (
     References,
+    changed_in_classes,
     run_references,
     with_perturbed_runs,
     with_the_same_draws,
@@ -148,6 +149,7 @@ def check_numerics(
         settings=settings,
         recompiles=recompiles,
         unsynchronized=unsynchronized,
+        changed_in_classes=changed_in_classes(prepared.workload),
         on_gpu=prepared.device.type == "cuda",
     )
     found = judged(references=references)
@@ -217,6 +219,7 @@ def judge(
     is_script: bool = False,
     recompiles: Sequence[str] = (),
     unsynchronized: Sequence[str] = (),
+    changed_in_classes: Sequence[str] = (),
     on_gpu: bool = False,
 ) -> Numerics:
     """Judges a compiled run by existing eager runs of the same length; takes the same arguments as `check_numerics`.
@@ -226,6 +229,7 @@ def judge(
         is_script: Whether the run is a script's, which has no `--bisect`.
         recompiles: Recompiles of the compiled run, which may explain why it diverges.
         unsynchronized: Kernels of the compiled run that read back what they store without a barrier, which may explain it, too.
+        changed_in_classes: Attributes of classes that changed during the run, which may explain it, too.
         on_gpu: Whether it ran on a GPU.
     """
     lost: list[str] = []
@@ -277,6 +281,7 @@ def judge(
             unsynchronized,
             changed=gradient_check.read_then_changed if gradient_check is not None else (),
             changed_before=gradient_check.changed_then_read if gradient_check is not None else (),
+            changed_in_classes=changed_in_classes,
             is_wrong=is_wrong,
             is_script=is_script,
             on_gpu=on_gpu,

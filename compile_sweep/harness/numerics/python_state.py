@@ -29,6 +29,7 @@ class PythonState:
     def __init__(self, model: nn.Module, *, inside: bool = True) -> None:
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._put_back: list[Callable[[], object]] = []
+        self._of_classes: list[tuple[type, str, Any]] = []
         self._seen: set[int] = set()
         files: set[str] = set()
         for module in model.modules():
@@ -45,17 +46,25 @@ class PythonState:
         for attributes, name, value in self._values:
             if attributes.get(name) is not value:
                 attributes[name] = value
+        for kind, name, value in self._of_classes:
+            if vars(kind).get(name) is not value:
+                setattr(kind, name, value)
         for put_back in self._put_back:
             put_back()
+
+    def changed_in_classes(self) -> list[str]:
+        """Returns the names of numbers and strings in classes, such as `Schedule.weight`, that are others by now."""
+        plain = [one for one in self._of_classes if isinstance(one[2], bool | int | float | str)]
+        return [f"{kind.__name__}.{name}" for kind, name, value in plain if vars(kind).get(name) != value]
 
     def _keep_globals(self, held: dict[str, Any]) -> None:
         for name, value in list(held.items()):
             if name.startswith("__"):
                 continue
             self._keep(held, name)
-            if isinstance(value, type) and value.__module__ == held["__name__"]:
-                self._put_back.extend(
-                    _setter_of_class(value, attribute, one)
+            if isinstance(value, type) and _is_own(value.__module__):
+                self._of_classes.extend(
+                    (value, attribute, one)
                     for attribute, one in vars(value).items()
                     if not attribute.startswith("__") and isinstance(one, _VALUES)
                 )
@@ -88,10 +97,6 @@ def _is_own(name: str) -> bool:
     """Tells whether a module is one of the user's own files."""
     path = str(getattr(sys.modules.get(name), "__file__", None) or "<none>")
     return not (is_harness(path) or is_installed(path))
-
-
-def _setter_of_class(kind: type, name: str, value: Any) -> Callable[[], object]:
-    return lambda: None if vars(kind).get(name) is value else setattr(kind, name, value)
 
 
 def _refill(container: Any, held: Any, fill: Callable[[Any], object]) -> Callable[[], object]:

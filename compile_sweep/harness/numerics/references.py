@@ -114,6 +114,11 @@ def keep_start(workload: Workload, model: nn.Module) -> None:
     _start[:] = [(workload, PythonState(model, inside=False))]
 
 
+def changed_in_classes(workload: Workload) -> list[str]:
+    """Returns what a class of the user's files held at the start of the most recent workload's first run and has changed."""
+    return [name for one, state in _start if one is workload for name in state.changed_in_classes()]
+
+
 def record_run(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:
     """Runs the step once on each batch from what the user's files held at the start, and returns the recorded trajectory."""
     recorder = make_recorder(workload, model, steps=len(batches))

@@ -49,6 +49,7 @@ def what_to_try(
     *,
     changed: Sequence[str] = (),
     changed_before: Sequence[str] = (),
+    changed_in_classes: Sequence[str] = (),
     is_wrong: bool,
     is_script: bool,
     on_gpu: bool,
@@ -60,12 +61,14 @@ def what_to_try(
         unsynchronized: Its kernels that read back what they store without a barrier.
         changed: Tensors that its forward reads and then changes in place.
         changed_before: Tensors that its forward changes in place and then reads.
+        changed_in_classes: Attributes of classes that changed during the run.
         is_wrong: Whether its gradients are known not to belong to its loss, or not to be eager's.
     """
     advice = _advice(references, settings, recompiles, is_wrong=is_wrong, is_script=is_script, on_gpu=on_gpu)
     advice = _with_unsynchronized(advice, unsynchronized, settings)
     advice = _with_unfrozen(advice, references.eager, settings)
     advice = _with_redrawn(advice, references.eager, settings)
+    advice = _with_stale_class(advice, changed_in_classes, settings)
     if changed:
         return _put_first(advice_on_changed(changed), advice, advice.remedy)
     compiles = changed_before and settings.scope is not Scope.EAGER
@@ -194,3 +197,15 @@ def _with_unfrozen(found: Advice, eager: Trajectory, settings: CompileSettings) 
         return found
     why = "before torch 2.12 compiled code does not notice that a parameter's requires_grad changed"
     return _put_first(f"try {remedy}: {late[0]} has gradients only from a later step on, and {why}", found, remedy)
+
+
+_FOLLOWS_CLASSES = (2, 13)  # first version of torch whose compiled code notices that an attribute of a class changed
+
+
+def _with_stale_class(found: Advice, changed: Sequence[str], settings: CompileSettings) -> Advice:
+    """Returns the advice on attributes of classes that change, where torch does not notice it, before other advice."""
+    if not changed or torch_version() >= _FOLLOWS_CLASSES or settings.scope is Scope.EAGER:
+        return found
+    own = changed[0].rpartition(".")[2]
+    why = "before torch 2.13 compiled code does not notice that an attribute of a class changed (pytorch 176851)"
+    return _put_first(f"keep {changed[0]} in the model, as self.{own}, or in a global of a file: {why}", found, found.remedy)

@@ -401,8 +401,17 @@ BREAKS = (
         headline=r"Module-level backwards? hooks",
     ),
     Cause(
+        "state in a class",
+        "keep what the forward changes in the model, self.seen = [] in __init__ in place of a list or a number of its class, or "
+        "return it: before torch 2.13 torch.compile cannot change what belongs to a class, "
+        "and may go on with an old value",
+        explanation=r"operator `setattr` with argument types \['type', 'str', '(?!int')"
+        r"|method `(append|extend|insert|add|update|pop|clear|__setitem__)` of class `(list|dict|set|deque)`",
+    ),
+    Cause(
         "hooks",
-        "register hooks once, before compiling and not in the forward, or do their work in the forward itself",
+        "register hooks once, before compiling and not in the forward, or do their work in the forward itself; what counts in a "
+        "class, as hooks do, is to count in the model, self.calls += 1",
         headline=r"\b[Hh]ooks?\b|BackwardHook|RemovableHandle|setattr\(\) on unsupported type",
         explanation=r"operator `setattr` with argument types \['type',",  # as torch before 2.13 says it
     ),

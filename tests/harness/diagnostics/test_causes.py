@@ -347,6 +347,7 @@ def test_every_cause_has_its_test() -> None:
         "configuration copied in the forward",
         "layers left out at random",
         "tensor without dimensions as an index",
+        "state in a class",
     }
     assert shown == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compile_sweep.harness.numerics import check
+from compile_sweep.harness.numerics import check, what_to_try
 from compile_sweep.harness.numerics.check import Numerics, NumericsStatus, check_numerics, judge
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
 from compile_sweep.harness.numerics.references import References
@@ -180,6 +180,25 @@ def test_gradients_that_only_eager_loses_are_told_with_their_usual_cause() -> No
     assert verdict.status is NumericsStatus.DIVERGES
     assert verdict.worst == "gradients of encoder are zero in every step of eager runs, and in no compared step"
     assert "pass use_reentrant=False" in (verdict.advice or "")
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "changed", "is_named"),
+    [
+        ((2, 11), "scope=full", ["Schedule.weight"], True),
+        ((2, 11), "scope=full", [], False),
+        ((2, 11), "scope=eager,float8=rowwise", ["Schedule.weight"], False),
+        ((2, 13), "scope=full", ["Schedule.weight"], False),
+    ],
+)
+def test_a_number_of_a_class_that_compiled_code_does_not_follow_is_named_first(
+    version: tuple[int, int], settings: str, changed: list[str], is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(what_to_try, "torch_version", lambda: version)
+    wrong = replace(RIGHT, losses=scaled(RIGHT.losses, 1.1))
+    found = judge(wrong, EAGER, [], settings=CompileSettings.parse(settings), changed_in_classes=changed)
+    assert found.status is NumericsStatus.DIVERGES
+    assert (found.advice or "").startswith("keep Schedule.weight in the model, as self.weight") is is_named
 
 
 @pytest.mark.parametrize(
@@ -521,7 +540,7 @@ def test_a_run_a_little_out_of_tolerance_is_judged_again_by_eager_runs_from_pert
 
     monkeypatch.setattr(check, "run_references", lambda *given, **named: references(0, 1e-5))
     monkeypatch.setattr(check, "with_perturbed_runs", more)
-    prepared: Any = SimpleNamespace(settings=CompileSettings(), device=torch.device("cpu"))
+    prepared: Any = SimpleNamespace(workload=None, settings=CompileSettings(), device=torch.device("cpu"))
     right = run(50, 1e-5)
     doubtful = replace(right, updates={**right.updates, "output": [value * 1.002 for value in right.updates["output"]]})
     assert judge(doubtful, references(0, 1e-5), []).status is NumericsStatus.DIVERGES
@@ -561,7 +580,7 @@ def test_random_numbers_that_rarely_act_are_no_difference(seed: int, monkeypatch
     more = replace(first, perturbed=[rarely_drawn(seed + 10 + at) for at in range(8)])
     monkeypatch.setattr(check, "run_references", lambda *given, **named: first)
     monkeypatch.setattr(check, "with_perturbed_runs", lambda *given: more)
-    prepared: Any = SimpleNamespace(settings=CompileSettings(), device=torch.device("cpu"))
+    prepared: Any = SimpleNamespace(workload=None, settings=CompileSettings(), device=torch.device("cpu"))
     found = [check_numerics(prepared, [], rarely_drawn(seed + 50 + at), []) for at in range(5)]
     assert [one.status for one in found] == [NumericsStatus.OK] * 5, [one.worst for one in found]
     assert check_numerics(prepared, [], rarely_drawn(seed + 60, off=1.02), []).status is NumericsStatus.DIVERGES

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -91,3 +94,25 @@ def test_counters_in_globals_classes_and_objects_are_put_back_too() -> None:
     assert model() == first
     outside.put_back()
     assert model() == [*first[:4], first[4] + 1, first[5] + 1, first[6]], "the model's own schedule goes on"
+
+
+def test_a_number_of_a_class_that_has_changed_is_named() -> None:
+    model = Scheduled()
+    state = PythonState(model, inside=False)
+    assert state.changed_in_classes() == []
+    model()
+    assert state.changed_in_classes() == ["Scheduled.calls"]
+    state.put_back()
+    assert state.changed_in_classes() == []
+
+
+def test_a_number_of_a_class_that_another_file_defines_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "annealing.py").write_text("class Annealing:\n    rate = 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    annealing = import_module("annealing").Annealing
+    monkeypatch.setitem(globals(), "Annealing", annealing)
+    state = PythonState(Scheduled(), inside=False)
+    annealing.rate = 0.5
+    assert state.changed_in_classes() == ["Annealing.rate"]
+    state.put_back()
+    assert annealing.rate == 1.0
