@@ -355,11 +355,12 @@ class ModelWorkload(Workload):
         """Describes how the step uses those integer tensors of a batch that change and that `pad_with` does not name."""
         if self._uses is None:
             first = in_any(self.raw_batches(0))
-            unknown = [name for name in self._changes.dims if is_whole(first[name]) and name not in self.pad_with]
+            padded = [name for name in self._changes.dims if name not in self.pad_with]
+            unknown = [name for name in padded if is_whole(first[name])]
             # A model that computes its own loss is Hugging Face's, whose labels have these names and ignore -100.
             asks = bool(unknown) and not (type(self).loss_fn is model_loss and self._changes.ragged is None)
             found = [find_uses(self.build_model(), raw) for raw in self.kinds()] if asks else []
-            self._uses = all_uses(found, self.raw_batches(0), unknown)
+            self._uses = all_uses(found, self.raw_batches(0), padded)
         return self._uses
 
     def regions(self, model: nn.Module) -> Sequence[str]:
@@ -591,8 +592,8 @@ class ModelWorkload(Workload):
         """Returns the value that a tensor of a batch is padded with."""
         if name in self.pad_with:
             return self.pad_with[name]
-        if not is_whole(tensor):
+        if name in self.uses.ids:
             return 0
-        if name in self.uses.ignored and name not in self.uses.ids:
+        if name in self.uses.ignored:
             return self.uses.ignored[name]
-        return IGNORE_INDEX if name.lower() in _LABELS and name not in self.uses.ids else 0
+        return IGNORE_INDEX if is_whole(tensor) and name.lower() in _LABELS else 0

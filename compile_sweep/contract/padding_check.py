@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from inspect import signature
 from itertools import chain, combinations, islice, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -190,18 +192,25 @@ def _better_values(runs: _Runs, raw: Mapping[str, Tensor], values: Mapping[str, 
     every = {name: [batch[name] for batch in workload.raw_batches() if name in batch] for name in values}
     marks = {name: _marks(every[name]) for name in values if name not in workload.pad_with}
     ids = [name for name, some in marks.items() if is_whole(raw[name]) and 1 not in some]
-    padded = workload.padded_to(raw, workload.max_length)
+    also = [other for _, other in _different_batches(workload) if other is not raw]
     for others in _in_turn(values, marks, ids, _pad_ids(runs, [every[name] for name in ids]) if ids else []):
-        filled = {name: torch.full_like(padded[name], value) for name, value in others.items()}
-        for name, tensor in filled.items():
-            tensor[tuple(slice(0, size) for size in raw[name].shape)] = raw[name]
         try:
-            found = runs.step({**padded, **filled})
+            if expected.is_close(runs.step(_filled(workload, raw, others))) and all(
+                runs.step(other).is_close(runs.step(_filled(workload, other, others))) for other in also
+            ):
+                return others
         except Exception:  # such values are no help
             continue
-        if expected.is_close(found):
-            return others
     return {}
+
+
+def _filled(workload: ModelWorkload, raw: Mapping[str, Tensor], values: Mapping[str, float]) -> dict[str, Tensor]:
+    """Returns the batch at full length, with these padding values in place of the workload's own."""
+    padded = dict(workload.padded_to(raw, workload.max_length))
+    for name in values.keys() & raw.keys():
+        padded[name] = torch.full_like(padded[name], values[name])
+        padded[name][tuple(slice(0, size) for size in raw[name].shape)] = raw[name]
+    return padded
 
 
 def _in_turn(
@@ -302,11 +311,17 @@ class _Runs:
 
 
 def _stop_dropout(model: nn.Module) -> None:
-    """Sets the rates of dropout and stochastic depth to 0, as far as modules keep them as numbers."""
+    """Sets the rates of dropout and stochastic depth to 0, as far as modules or their configurations keep them as numbers."""
     for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name or isinstance(module, _DropoutNd)):
-                setattr(module, name, 0.0)
+        holders: list[Any] = [module]
+        if hasattr(config := vars(module).get("config"), "__dict__") and not isinstance(config, type):
+            vars(module)["config"] = copy(config)  # other models may share it
+            holders.append(vars(module)["config"])
+        for holder in holders:
+            rates = vars(holder)
+            for name, value in list(rates.items()):
+                if isinstance(value, float) and ("drop" in name or isinstance(holder, _DropoutNd)):
+                    rates[name] = 0.0
 
 
 def _evaluate(model: nn.Module) -> None:

@@ -228,7 +228,9 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"{steps} held an evaluation or a checkpoint, which no figure includes"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
-        fewer = "pad_to_multiple_of=64" if _can_pad(session) else "padding texts to multiples of 64 (pad_to_multiple_of=64)"
+        has_ids = any(name.endswith("ids") for target in session.found.targets for name in target.changing())
+        other = "padding texts to multiples of 64 (pad_to_multiple_of=64)" if has_ids else "padding batches to a few sizes"
+        fewer = "pad_to_multiple_of=64" if _can_pad(session) else other
         counts = (
             "shapes hardly ever come again, so the figures include these steps, and a longer run may be faster"
             if stream.keeps_new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -551,3 +552,48 @@ def test_places_in_a_tuple_are_quoted_so_that_they_do_not_read_as_dimensions() -
 
     workload = made(Causal, lambda number: tuple(next_tokens(number).values()), loss)
     assert workload.padding_lines() == ["pads '0' along dimension 1 with 0", "pads '1' along dimension 1 with -100"]
+
+
+def marked_frames(number: int) -> dict[str, Tensor]:
+    x = torch.rand(3, LENGTHS[number], 4)
+    return {"x": x, "y": x.masked_fill(torch.arange(LENGTHS[number])[:, None] > 4, -100)}
+
+
+class DrawsInEvaluationToo(nn.Linear):
+    """Has a rate of dropout in its configuration alone, and draws in evaluation mode, too."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(4, 4)
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x, self.config.input_dropout, training=True))
+
+
+def loss_of_frames(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    known = batch["y"] != -100
+    return ((model(batch["x"]) - batch["y"]) * known).abs().sum() / known.sum()
+
+
+def test_targets_that_are_not_integers_are_padded_with_the_mark_that_they_hold_too() -> None:
+    workload = made(lambda: nn.Linear(4, 4), marked_frames, loss_of_frames)
+    assert check_padding(workload, CPU) is None
+    assert workload.padding() == {"x": ((1,), 0), "y": ((1,), -100)}
+
+
+def test_rates_of_dropout_in_a_shared_configuration_are_set_to_0_for_the_check_alone() -> None:
+    config = SimpleNamespace(input_dropout=0.5)
+    assert check_padding(made(lambda: DrawsInEvaluationToo(config), marked_frames, loss_of_frames), CPU) is None
+    assert config.input_dropout == 0.5
+
+
+def test_values_to_write_suit_each_batch_that_is_compared() -> None:
+    def pairs(number: int) -> dict[str, Tensor]:  # the shortest first text comes with the longest second one
+        first, second = (texts(at % 4, pad_id=3, shorter=True) for at in (number, number + 3))
+        return {"first": first["ids"], "second": second["ids"], "y": first["y"]}
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch["first"]) + model(batch["second"]), batch["y"])
+
+    with pytest.raises(WorkloadError, match=r"write pad_with=\{'first': 3, 'second': 3\}, which leaves loss"):
+        check_padding(made(partial(MeanOfKnownIds, pad_id=3, told=False), pairs, loss), CPU)

@@ -78,6 +78,9 @@ def advise_on_hint(text: str) -> str | None:
     return _first(_HINTS, text)
 
 
+_A_SIZE = r"([\w.\[\]']+)\.size\(\)\[(\d+)\]"
+
+
 def explain_recompiles(
     series: RecompileSeries, lengths: KnownSizes, breaks: Sequence[str] = (), recompiles: Sequence[str] = ()
 ) -> str:
@@ -98,7 +101,11 @@ def explain_recompiles(
         return f"the {first.kind} of {_named(first.source)} changed: {_PROPERTIES[first.kind]}"
     if cause is not None:
         return _guard_of(cause, series)
-    if grows := re.search(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]", first.guard):
+    if compared := re.fullmatch(rf"{_A_SIZE} [<>]=? {_A_SIZE}", first.guard):
+        one, other = (f"dimension {compared[at + 1]} of {_named(compared[at])}" for at in (1, 3))
+        what = f"the code asks whether {one} or {other} is larger, and each answer takes a graph"
+        return f"{what}: pad them to one length before the forward, as with pad_sequence in the batch function or the collator"
+    if grows := re.search(_A_SIZE, first.guard):
         if parity := re.search(r"size\(\)\[\d+\] % (\d+)", first.guard):
             what = f"the code asks whether dimension {grows[2]} of {_named(grows[1])} is a multiple of {parity[1]}"
             return f"{what}, and each answer takes a graph: accept one more, or pad to multiples, pad_multiple={parity[1]}"

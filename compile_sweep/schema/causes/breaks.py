@@ -57,6 +57,16 @@ ANY_ROWS = (
 
 TRUE_OR_FALSE = "set_grad_enabled(not step % 4)"
 
+BANK_OF_TENSORS = (
+    "write to a queue or bank by a new tensor, self.bank = self.bank.index_copy(0, (self.start + torch.arange(n)) % "
+    "len(self.bank), rows) and self.start = (self.start + n) % len(self.bank), in place of self.bank[int(self.start) : …] = rows"
+)
+
+_SETUP_BY_A_BATCH = (
+    "keep the flag of a setup from the first batch as a bool of Python, self.ready = True in place of self.ready.fill_(1), or "
+    "set up before training"
+)
+
 DROPOUT_OF_TENSORS = "x * (torch.rand_like(x) >= p) / (1 - p)"
 
 KL_DIVERGENCE = Cause(
@@ -153,9 +163,8 @@ BREAKS = (
     Cause(
         "value of a tensor",
         "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
-        "after the step and not in the forward; take sizes from shapes, x.size(1) in place of int(lengths.max()), and write to a "
-        "queue or bank by a new tensor, self.bank = self.bank.index_copy(0, (self.start + torch.arange(n)) % len(self.bank), "
-        "rows) and self.start = (self.start + n) % len(self.bank), in place of self.bank[int(self.start) : …] = rows: what the "
+        f"after the step and not in the forward; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in place of "
+        f"int(lengths.max()), and {BANK_OF_TENSORS}: what the "
         "forward reads and then changes in place can give wrong gradients without an error; or try "
         "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
         remedy="dynamo.capture_scalar_outputs=on",
@@ -172,8 +181,9 @@ BREAKS = (
     ),
     Cause(
         "data-dependent branch",
-        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; a "
-        "loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows or for an empty "
+        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; "
+        f"{_SETUP_BY_A_BATCH}; "
+        "a loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows or for an empty "
         "mask, because operators take those, too; a check that only raises an error stays in the graph as an assert without "
         "`not`, assert torch.isfinite(x).all(), 'text', or as torch._assert_async(condition), or belongs after the step",
         headline=r"[Dd]ata-dependent (branch|jump)",

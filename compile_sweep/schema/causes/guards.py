@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from compile_sweep.schema.causes.breaks import (
     ANY_ROWS,
+    BANK_OF_TENSORS,
     DROPOUT_OF_TENSORS,
     KL_DIVERGENCE,
     METRIC,
@@ -83,7 +84,8 @@ GUARDS = (
     Cause(
         "value read from a tensor",
         "the number that .item(), .tolist() or another call returned at this line changes from step to step: keep the value a "
-        "tensor, or do not use it in the forward; or try dynamo.capture_scalar_outputs=on, which keeps such numbers in the "
+        f"tensor, or do not use it in the forward; {BANK_OF_TENSORS}; "
+        "or try dynamo.capture_scalar_outputs=on, which keeps such numbers in the "
         "graph; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not, except 0, 1 and "
         "those that the code compares with",
         guard=r"(?!.*\.size\(\)\[)(___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) "

@@ -348,7 +348,30 @@ def with_weight_by_torch(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) / (1 + x.detach() ** 2).mean()
 
 
+def with_setup_told_by_a_buffer(net: Net, x: Tensor) -> Tensor:
+    if not net.steps:
+        net.heat.copy_(x.std())
+        net.steps.fill_(1)
+    return net.layer(x) / net.heat
+
+
+def with_setup_told_by_a_number(net: Net, x: Tensor) -> Tensor:
+    if net.steps.item() == 0:
+        net.heat.copy_(x.std())
+        net.steps.fill_(1)
+    return net.layer(x) / net.heat
+
+
+def with_setup_told_by_a_bool(net: Net, x: Tensor) -> Tensor:
+    if net.flag:
+        net.heat.copy_(x.std())
+        net.flag = False
+    return net.layer(x) / net.heat
+
+
 BREAKS_OF_VALUES = [
+    Case("data-dependent branch", with_setup_told_by_a_buffer, with_setup_told_by_a_bool),
+    Case("value of a tensor", with_setup_told_by_a_number, with_setup_told_by_a_bool),
     Case("numpy and scipy", with_weight_by_numpy, with_weight_by_torch),
     Case("value of a tensor", with_order_as_a_list, with_rows_in_order),
     Case("tensor in place of a number", with_dropout_of_a_buffer, with_dropout_of_tensors),

@@ -111,6 +111,29 @@ def test_a_size_that_batches_are_padded_to_is_the_sequence_length(spelled: str, 
     assert words in explained(found.recompile_reasons[0].partition("): ")[2], lengths(spelled))
 
 
+def test_rows_that_the_model_pads_itself_are_told_by_their_order_and_padded_before_it_take_one_graph() -> None:
+    def padding(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) + 1
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    batches = [[torch.ones(length, 3) for length in lengths] for lengths in ((4, 5, 6), (5, 4, 7), (7, 6, 5))]
+    torch._dynamo.reset()
+    compiled = torch.compile(padding, backend="eager", dynamic=True)
+    with capture_diagnostics() as found:
+        for rows in batches:
+            compiled(rows)
+    told = [explained(text.partition("): ")[2], lengths("scope=full")) for text in found.recompile_reasons]
+    assert told
+    assert all("is larger, and each answer takes a graph: pad them to one length before the forward" in words for words in told)
+    compiled = torch.compile(padded, backend="eager", dynamic=True)
+    with capture_diagnostics() as found:
+        for rows in batches:
+            compiled(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))
+    assert (found.recompile_reasons, found.graphs) == ([], 1)
+
+
 def test_a_size_the_code_compares_with_is_told_apart() -> None:
     def branches(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.shape[0] > 5 else x - 1

@@ -71,6 +71,13 @@ def test_a_queue_that_is_written_by_a_new_tensor_has_eagers_gradients_and_one_gr
     torch.testing.assert_close(found, expected)
 
 
+def test_a_queue_is_told_where_its_position_hits_the_recompile_limit_too() -> None:
+    _, diagnostics = trained(in_place_by_a_number, "aot_eager", automatic_dynamic_shapes=False, recompile_limit=2)
+    (hit,) = diagnostics.recompile_limit_hits
+    told = guards.advice_on_limit(hit, diagnostics.recompile_reasons, diagnostics.graph_break_reasons) or ""
+    assert "self.bank.index_copy(0, " in told
+
+
 @pytest.mark.skipif(TORCH > (2, 13), reason="not known of newer versions of torch")
 def test_a_queue_that_is_written_in_place_behind_a_break_is_an_error_that_has_the_advice() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:

@@ -19,7 +19,7 @@ from breaks_of_python import (
     with_ufunc,
 )
 from breaks_of_torch import BREAKS_OF_TORCH, with_recurrent_layer
-from breaks_of_values import BREAKS_OF_VALUES, with_copy
+from breaks_of_values import BREAKS_OF_VALUES, with_copy, with_setup_told_by_a_buffer, with_setup_told_by_a_number
 from faulty_models import FEW, TORCH, Case, Forward, Net, is_clean, plain, run, run_mended, with_break_in_loop
 from torch import Tensor, nn
 
@@ -124,6 +124,13 @@ def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
     expected = {case.cause, *others.get(case.before, ())}
     assert expected & {*named, *told}, [*found.graph_break_reasons, *found.fallbacks]
     assert is_clean(run_mended(case.after))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forward", [with_setup_told_by_a_buffer, with_setup_told_by_a_number])
+def test_a_flag_of_a_setup_from_the_first_batch_is_to_be_a_bool(forward: Forward) -> None:
+    (told,) = run(forward, steps=FEW).graph_break_reasons
+    assert "self.ready = True in place of self.ready.fill_(1)" in (breaks.advice_on_break(told) or "")
 
 
 @pytest.mark.slow
