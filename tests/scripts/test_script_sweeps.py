@@ -150,12 +150,12 @@ def test_auto_tries_no_other_setting_of_a_script_that_fails_as_it_is_and_goes_on
     script.write_text(f"raise RuntimeError('no data')\n{text}")
 
     def swept(*more: str) -> subprocess.CompletedProcess[str]:
-        words = ["--device", "cpu", "--runner", "local", "--cache-store", "none", "--no-confirm", "--output", str(output), *more]
+        words = ["--device", "cpu", "--runner", "local", "--no-confirm", "--output", str(output), *more]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "orchestrator.sweep", *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
-    run = swept("--script", str(script), "--num-trials", "2")
+    run = swept("--script", str(script), "--num-trials", "2", "--vary", "backend=aot_eager", "--cache-store", "none")
     assert run.returncode == 2
     assert (
         "train.py cannot be measured as it is, and so with no setting: the script raised RuntimeError at train.py:1" in run.stderr
@@ -200,7 +200,7 @@ def test_auto_tries_what_the_advice_on_a_trial_names_and_goes_on_with_it(tmp_pat
     script.write_text(COUNTER)
     words = ["--device", "cpu", "--runner", "local", "--cache-store", "none", "--output", str(output), "--script", str(script)]
     run = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", *words, "--num-trials", "4", "--no-confirm"],
+        [sys.executable, "-m", "orchestrator.sweep", *words, "--num-trials", "4", "--vary", "backend=aot_eager", "--no-confirm"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
