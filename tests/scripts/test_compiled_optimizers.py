@@ -57,13 +57,13 @@ def test_an_optimizer_has_a_fused_implementation_where_torch_has_a_kernel(kind: 
     assert has_fused(kind([nn.Parameter(torch.ones(2, dtype=dtype))], lr=0.1)) is expected
 
 
-def test_muon_updates_weight_after_weight_and_others_of_torch_do_not() -> None:
+def test_muon_and_own_optimizers_update_weight_after_weight_and_others_of_torch_do_not() -> None:
     class Own(torch.optim.Optimizer):
         pass
 
     weights = [nn.Parameter(torch.ones(2, 2))]
     optimizers = [torch.optim.Muon(weights), torch.optim.AdamW(weights), torch.optim.LBFGS(weights), Own(weights, {"lr": 0.1})]
-    assert [loops_over_weights(one) for one in optimizers] == [True, False, False, False]
+    assert [loops_over_weights(one) for one in optimizers] == [True, False, False, True]
 
 
 def test_a_fused_implementation_that_torch_refuses_at_the_first_step_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +85,65 @@ def test_a_fused_implementation_that_torch_refuses_at_the_first_step_is_none(mon
     assert not steps, "hooks that count a script's steps see none"
 
 
-class Own(torch.optim.SGD):
-    """Not torch's."""
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options"), [(Own, {}), (torch.optim.Adam, {"foreach": True})], ids=["not torch's", "refuses tensors"]
-)
-def test_optimizers_that_may_refuse_tensors_get_numbers(optimizer: Any, options: dict[str, bool]) -> None:
-    step = optimizer([nn.Parameter(torch.ones(1))], **options).step
+def test_torch_optimizers_that_refuse_tensors_get_numbers() -> None:
+    step = torch.optim.Adam([nn.Parameter(torch.ones(1))], foreach=True).step
     assert with_tensor_rates(step.__self__, step) is step
+
+
+class OwnMuon(torch.optim.Optimizer):
+    """Passes the rate on where torch wants a number, as the first Muon did."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__(weights, {"lr": 0.05, "momentum": 0.8})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                buffer = self.state[weight].setdefault("buffer", torch.zeros_like(weight))
+                buffer.lerp_(weight.grad, 1 - group["momentum"])
+                weight.add_(buffer, alpha=-group["lr"] * max(1, weight.size(0) / weight.size(1)) ** 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("scheduled", [(), ("lr",), ("lr", "momentum")])
+def test_an_own_optimizer_is_not_compiled_again_for_what_a_schedule_changes(scheduled: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.randn(6, 3)) for _ in range(2)]
+    with torch.no_grad():
+        weights[1].copy_(weights[0])
+    compiled, plain = OwnMuon(weights[:1]), OwnMuon(weights[1:])
+    counter = CompileCounter()
+    step = with_tensor_rates(compiled, torch.compile(MethodType(OwnMuon.step.__wrapped__, compiled), backend=counter))
+    for number in range(12):
+        weights[0].grad = torch.randn(6, 3)
+        weights[1].grad = weights[0].grad.clone()
+        step()
+        plain.step()
+        for optimizer in (compiled, plain):
+            (group,) = optimizer.param_groups
+            for name in scheduled:
+                group[name] = 0.9 - 0.05 * number
+    torch.testing.assert_close(weights[0], weights[1])
+    (ours,), (theirs,) = compiled.param_groups, plain.param_groups
+    assert ours["lr"] == theirs["lr"]
+    assert ours["momentum"] == theirs["momentum"]
+    assert counter.frame_count == 2, "the first step creates the momentum"
+
+
+def test_numbers_that_the_step_itself_changes_stay_changed() -> None:
+    optimizer = OwnMuon([nn.Parameter(torch.ones(1, 1))])
+    (group,) = optimizer.param_groups
+    seen: list[tuple[object, object]] = []
+
+    def step() -> None:
+        seen.append((type(group["lr"]), type(group["momentum"])))
+        group["momentum"] += 1.0
+
+    stepped = with_tensor_rates(optimizer, step)
+    for rate in (0.5, 0.4, 0.3):
+        group["lr"] = rate
+        stepped()
+    assert (group["lr"], group["momentum"]) == (0.3, 3.8)
+    assert seen == [(float, float), (torch.Tensor, float), (torch.Tensor, float)]

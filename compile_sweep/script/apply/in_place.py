@@ -376,10 +376,10 @@ def has_fused(optimizer: Optimizer) -> bool:
 
 
 def loops_over_weights(optimizer: Optimizer) -> bool:
-    """Tells whether it is one of torch's that updates weight after weight, as Muon does, and can be compiled."""
+    """Tells whether it updates weight after weight, as Muon and most that are not torch's do, and can be compiled."""
     has_other = any("foreach" in group or "fused" in group for group in optimizer.param_groups)
     cannot_compile = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)  # by closures, sparse gradients
-    return is_of_torch(optimizer) and not has_other and not cannot_compile
+    return not has_other and not cannot_compile
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
@@ -462,28 +462,41 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: 
 
 
 def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
-    """Returns the step with each group's learning rate as a tensor while it runs, for optimizers of torch's own.
+    """Returns the step with learning rates as tensors while it runs: of torch's optimizers all, of others what schedules change.
 
     A compiled step is specialized to Python numbers, so a schedule would have it compiled again: at each step for SGD. Torch
-    refuses tensors where `foreach=True` is given without `capturable=True`.
+    refuses tensors where `foreach=True` is given without `capturable=True`. Others may refuse them, too, so they keep each number
+    until it changes between two steps, which may be a momentum as well.
     """
-    refuses = any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups)
-    if refuses or not is_of_torch(optimizer):
+    of_torch = is_of_torch(optimizer)
+    if of_torch and any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups):
         return step
-    rates: dict[int, Tensor] = {}
+    tensors: dict[tuple[int, str], Tensor] = {}
+    left: dict[tuple[int, str], float] = {}
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
-        numbers = [(number, group, group["lr"]) for number, group in enumerate(optimizer.param_groups)]
-        for number, group, rate in numbers:
-            if not isinstance(rate, Tensor):
-                if number not in rates:
-                    rates[number] = torch.zeros((), device=group["params"][0].device)
-                group["lr"] = rates[number].fill_(rate)
+        groups = optimizer.param_groups
+        numbers = {
+            (index, name): value
+            for index, group in enumerate(groups)
+            for name, value in group.items()
+            if isinstance(value, float) or (name == "lr" and not isinstance(value, Tensor))
+        }
+        replaced: list[tuple[dict[str, Any], str, float, Tensor]] = []
+        for (index, name), number in numbers.items():
+            at, group = (index, name), groups[index]
+            if at not in tensors and (name == "lr" if of_torch else left.get(at, number) != number):
+                tensors[at] = torch.zeros((), device=group["params"][0].device)
+            if at in tensors:
+                replaced.append((group, name, number, tensors[at]))
+                group[name] = tensors[at].fill_(number)
         try:
             return step(*args, **kwargs)
         finally:
-            for _, group, rate in numbers:
-                group["lr"] = rate
+            for group, name, number, tensor in replaced:
+                if group[name] is tensor:  # otherwise the step itself has changed it
+                    group[name] = number
+            left.update({at: groups[at[0]][at[1]] for at in numbers})
 
     return stepped
 
