@@ -171,16 +171,20 @@ def moving_average(model: torch.nn.Module, decay: float) -> Callable[[], None]:
 
 
 def graphed_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The optimizer's compiled step, but its plain step where SGD creates momentum.
+    """The optimizer's compiled step, but its plain step where SGD or an optimizer that is not torch's creates its state.
 
-    What a CUDA graph creates is overwritten when the graph runs again.
+    What a CUDA graph creates is overwritten when the graph runs again. Torch's other optimizers create theirs outside of it.
     """
-    if not isinstance(optimizer, torch.optim.SGD) or not any(group["momentum"] for group in optimizer.param_groups):
+    creates = [group for group in optimizer.param_groups if group.get("momentum")]
+    if type(optimizer).__module__.startswith("torch.optim.") and not (isinstance(optimizer, torch.optim.SGD) and creates):
         return compiled
+    begun: set[torch.Tensor] = set()
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
-        used = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        return (compiled if all(p in optimizer.state for p in used) else step)(*args, **kwargs)
+        used = {p for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        first = {p for p in used if p not in optimizer.state} - begun
+        begun.update(first)
+        return (step if first else compiled)(*args, **kwargs)
 
     return stepped
 

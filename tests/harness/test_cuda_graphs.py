@@ -173,10 +173,16 @@ def test_gradients_of_a_script_without_graphs_are_left_where_they_are() -> None:
     assert "_compiled_call_impl" not in vars(model)
 
 
-@pytest.mark.parametrize(("momentum", "num_plain"), [(0.9, 1), (0.0, 0)])
-def test_a_step_that_creates_momentum_runs_uncompiled(momentum: float, num_plain: int) -> None:
+class OwnSGD(torch.optim.SGD):
+    """Not torch's."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "momentum", "num_plain"), [(torch.optim.SGD, 0.9, 1), (torch.optim.SGD, 0.0, 0), (OwnSGD, 0.9, 1), (OwnSGD, 0.0, 1)]
+)
+def test_a_step_that_creates_momentum_runs_uncompiled(kind: type[torch.optim.SGD], momentum: float, num_plain: int) -> None:
     weight = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+    optimizer = kind([weight], lr=0.1, momentum=momentum)
     plain: list[None] = []
     compiled: list[None] = []
 

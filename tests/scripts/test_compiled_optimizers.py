@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import MethodType
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.schema.settings import CompileSettings
@@ -147,3 +149,37 @@ def test_numbers_that_the_step_itself_changes_stay_changed() -> None:
         stepped()
     assert (group["lr"], group["momentum"]) == (0.3, 3.8)
     assert seen == [(float, float), (torch.Tensor, float), (torch.Tensor, float)]
+
+
+class OwnAdam(torch.optim.Optimizer):
+    """Counts its steps in Python, as Adam's first implementations did."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__(weights, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state.update(count=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
+            state["count"] += 1
+            state["mean"].lerp_(weight.grad, 0.1)
+            state["square"].mul_(0.99).addcmul_(weight.grad, weight.grad, value=0.01)
+            scale = math.sqrt(1 - 0.99 ** state["count"]) / (1 - 0.9 ** state["count"])
+            weight.addcdiv_(state["mean"], state["square"].sqrt().add_(1e-8), value=-self.param_groups[0]["lr"] * scale)
+
+
+@pytest.mark.slow
+def test_an_own_optimizer_that_counts_its_steps_in_python_is_compiled_for_all_of_them() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    compiled, plain = OwnAdam(weights[:1]), OwnAdam(weights[1:])
+    counters.clear()
+    apply_to_optimizers(CompileSettings.parse("scope=full,backend=aot_eager,optimizer=compiled"), [compiled])
+    for number in range(12):
+        for weight, optimizer in zip(weights, (compiled, plain), strict=True):
+            weight.grad = torch.full((3,), 1.0 + number)
+            optimizer.step()
+    torch.testing.assert_close(weights[0], weights[1])
+    assert compiled.state[weights[0]]["count"] == 12
+    assert counters["stats"]["unique_graphs"] == 3, "creating, counting from one, and from any number"

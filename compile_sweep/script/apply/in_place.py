@@ -435,10 +435,14 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: 
 
     Each call of a CUDA graph outside of forward and backward may overwrite what graphs returned before, such as gradients and the
     loss. If optimizers step together, the last one's step ends a training step, as torch is told; otherwise gradients are copied.
+
+    Sizes are those of the weights, but optimizers that are not torch's may count steps in Python, which torch's default follows;
+    CUDA graphs cannot.
     """
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
-    arguments = {**compile_arguments(settings, Dynamic.STATIC), "fullgraph": False}
+    counts = not (is_of_torch(optimizer) or settings.claims_cudagraphs)
+    arguments = {**compile_arguments(settings, Dynamic.AUTO if counts else Dynamic.STATIC), "fullgraph": False}
     compiled: Call = with_tensor_rates(optimizer, _compile(inner, **arguments))
     marks = settings.claims_cudagraphs and ends_step
     if settings.claims_cudagraphs:
