@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol, get_origin
@@ -22,6 +23,12 @@ def private(module: str, name: str) -> Any:
         return getattr(import_module(module), name, None)
     except ImportError:
         return None
+
+
+def outside_of_transforms() -> AbstractContextManager[object]:
+    """Leaves transforms of torch.func, such as vmap, for a while: inside of them weights are wrapped and draws are refused."""
+    clear = private("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
+    return nullcontext() if clear is None else clear()
 
 
 def torch_version() -> tuple[int, int]:

@@ -27,6 +27,7 @@ from torch._dynamo.utils import counters
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from compile_sweep.contract.installed_torch import outside_of_transforms
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
 from compile_sweep.harness.compile_phases import PhaseClock, record_phases
@@ -268,7 +269,8 @@ class Session:
         if self.processes.is_fork:
             return
         try:
-            self._begin()
+            with outside_of_transforms():
+                self._begin()
         except Exception as error:  # raised in a module's call, where the script might catch it
             self._fail(error)
 

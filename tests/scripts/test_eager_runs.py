@@ -232,3 +232,20 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
         "not deterministic: two eager runs are 29 % apart in loss or gradients after the first steps; compiled runs are allowed "
         "as much"
     ]
+
+
+@pytest.mark.slow
+def test_weights_that_a_model_under_vmap_trains_are_perturbed_outside_of_it(run: Run, folder: Path) -> None:
+    """Drawing is refused inside of vmap, so the script seemed to fail by itself."""
+    (folder / "tasks.py").write_text(
+        "import torch\nfrom torch.func import functional_call, vmap\n"
+        "torch.manual_seed(0)\nnet = torch.nn.Linear(3, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "def loss(weights, x):\n    return functional_call(net, weights, (x,)).square().mean()\n"
+        "for _ in range(100):\n    optimizer.zero_grad()\n"
+        "    vmap(loss, (None, 0))(dict(net.named_parameters()), torch.randn(4, 5, 3)).mean().backward()\n    optimizer.step()\n"
+    )
+    runs = [run("tasks.py", "scope=eager,as_written=on", kind=kind, forward_seed=1) for kind in (Kind.EAGER, Kind.PERTURBED)]
+    losses = [session.trajectory.losses for session, error in runs if error is session.error is None and session.trajectory]
+    assert len(losses) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0] != losses[1]
