@@ -466,43 +466,51 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: 
 
 
 def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
-    """Returns the step with learning rates as tensors while it runs: of torch's optimizers all, of others what schedules change.
+    """Returns the step with numbers that a schedule changes as tensors while it runs: rates, betas, an own optimizer's momentum.
 
     A compiled step is specialized to Python numbers, so a schedule would have it compiled again: at each step for SGD. Torch
-    refuses tensors where `foreach=True` is given without `capturable=True`. Others may refuse them, too, so they keep each number
-    until it changes between two steps, which may be a momentum as well.
+    refuses tensors where `foreach=True` is given without `capturable=True`, and as SGD's momentum. Others may refuse them, too,
+    so they keep each number until it changes between two steps.
     """
     of_torch = is_of_torch(optimizer)
     if of_torch and any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups):
         return step
-    tensors: dict[tuple[int, str], Tensor] = {}
-    left: dict[tuple[int, str], float] = {}
+    tensors: dict[tuple[int, str], tuple[Tensor, ...]] = {}
+    left: dict[tuple[int, str], float | tuple[float, ...]] = {}
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
+        replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
         groups = optimizer.param_groups
-        numbers = {
-            (index, name): value
-            for index, group in enumerate(groups)
-            for name, value in group.items()
-            if isinstance(value, float) or (name == "lr" and not isinstance(value, Tensor))
-        }
-        replaced: list[tuple[dict[str, Any], str, float, Tensor]] = []
-        for (index, name), number in numbers.items():
-            at, group = (index, name), groups[index]
-            if at not in tensors and (name == "lr" if of_torch else left.get(at, number) != number):
-                tensors[at] = torch.zeros((), device=group["params"][0].device)
+        numbers = {at: groups[at[0]][at[1]] for at in _numbers(groups, ("lr", "betas") if of_torch else None)}
+        for at, number in numbers.items():
+            (index, name), several = at, isinstance(number, tuple)
+            group = groups[index]
+            if at not in tensors and ((of_torch and name == "lr") or left.get(at, number) != number):
+                count = len(number) if several else 1
+                tensors[at] = tuple(torch.zeros((), device=group["params"][0].device) for _ in range(count))
             if at in tensors:
-                replaced.append((group, name, number, tensors[at]))
-                group[name] = tensors[at].fill_(number)
+                filled = tuple(one.fill_(value) for one, value in zip(tensors[at], number if several else (number,), strict=True))
+                group[name] = filled if several else filled[0]
+                replaced.append((group, name, group[name], number))
         try:
             return step(*args, **kwargs)
         finally:
-            for group, name, number, tensor in replaced:
+            for group, name, tensor, number in replaced:
                 if group[name] is tensor:  # otherwise the step itself has changed it
                     group[name] = number
-            left.update({at: groups[at[0]][at[1]] for at in numbers})
+            left.update({(index, name): groups[index][name] for index, name in numbers})
 
     return stepped
+
+
+def _numbers(groups: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> Iterator[tuple[int, str]]:
+    """Yields where groups hold a float, a tuple of floats, or a whole number as rate, under these names or any."""
+    for index, group in enumerate(groups):
+        for name, value in group.items():
+            if names is None or name in names:
+                parts = value if isinstance(value, tuple) else (value,)
+                if parts and all(isinstance(one, float) or (name == "lr" and isinstance(one, int)) for one in parts):
+                    yield index, name
 
 
 def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
