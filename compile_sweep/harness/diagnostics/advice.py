@@ -337,7 +337,8 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
     if off := check.get("eager_error"):
         return (
             f"gradients are eager's {within}, which do not belong to the loss either: off by {100 * off:.3g} % of one layer's, "
-            "as a detach, a straight-through estimate, a hook on a gradient or a custom autograd.Function do; fine if meant"
+            "as a detach, a straight-through estimate, a hook on a gradient or a backward of a custom autograd.Function do; fine "
+            "if meant"
         )
     if check.get("follows_eager"):
         alone = "finite differences alone cannot tell whether they belong to the loss"
