@@ -352,7 +352,7 @@ class ModelWorkload(Workload):
 
     @property
     def uses(self) -> TensorUses:
-        """Describes how the step uses those integer tensors of a batch that change and that `pad_with` does not name."""
+        """Describes how the step uses those tensors of a batch that change and that `pad_with` does not name."""
         if self._uses is None:
             first = in_any(self.raw_batches(0))
             padded = [name for name in self._changes.dims if name not in self.pad_with]

@@ -170,13 +170,18 @@ def moving_average(model: torch.nn.Module, decay: float) -> Callable[[], None]:
     return update
 
 
+def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Tells whether it is one of torch's own."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
 def graphed_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """The optimizer's compiled step, but its plain step where SGD or an optimizer that is not torch's creates its state.
 
     What a CUDA graph creates is overwritten when the graph runs again. Torch's other optimizers create theirs outside of it.
     """
-    creates = [group for group in optimizer.param_groups if group.get("momentum")]
-    if type(optimizer).__module__.startswith("torch.optim.") and not (isinstance(optimizer, torch.optim.SGD) and creates):
+    creates = isinstance(optimizer, torch.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
+    if is_of_torch(optimizer) and not creates:
         return compiled
     begun: set[torch.Tensor] = set()
 

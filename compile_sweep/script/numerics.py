@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from compile_sweep.contract.inspect_model import repeated_blocks
 from compile_sweep.contract.precision import matmul_precision
-from compile_sweep.harness.numerics.python_state import PythonState
+from compile_sweep.harness.numerics.python_state import ClassState, own_files
 from compile_sweep.harness.numerics.references import PRODUCTS_ROUNDING, RANDOM_REPEATS, References
 from compile_sweep.harness.numerics.tolerance import FLOAT8_ROUNDING, FLOAT32_ROUNDING
 from compile_sweep.harness.numerics.trajectory import Recorder, Trajectory, _norms
@@ -42,7 +42,7 @@ class StepRecorder(Recorder):
         self._kept = nn.ModuleDict(modules) if others else first
         super().__init__(_Blocks(), self._kept, steps=steps)  # type: ignore[arg-type]
         self._random = any(target.draws for target in targets)
-        self.state = PythonState(self._kept, inside=False)
+        self.classes = ClassState(own_files(self._kept))
 
     def stepped(self, losses: Sequence[Tensor]) -> None:
         """Records a step that has ended with these losses; its gradients must still exist."""

@@ -476,7 +476,7 @@ class Session:
             self._clock.interrupt()  # by copies made during the step
         if self._recorder.done:
             self.trajectory = self._recorder.trajectory()
-            self.changed_in_classes = self._recorder.state.changed_in_classes()
+            self.changed_in_classes = self._recorder.classes.changed()
             self._recorder, self._keeps_calls = None, False
             self._wrap(isolated=False)
             if self.kind is not Kind.MEASURED:

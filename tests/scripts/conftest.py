@@ -77,4 +77,3 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     sys.modules["__main__"], sys.argv[:], sys.path[:] = kept[:3]
     torch.set_num_threads(kept[3])
     UNTIL_EXIT.close()
-    torch._dynamo.reset()

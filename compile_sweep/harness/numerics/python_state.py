@@ -7,7 +7,7 @@ state is restored. It is in modules, in objects that they hold, and outside: in 
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,51 +23,62 @@ _VALUES = (bool, int, float, complex, str, tuple, type(None), Tensor)
 _MOST_ITEMS = 100_000  # of a container whose items are kept; others are data
 
 
+class ClassState:
+    """What the classes in a user's files hold at one time, such as the number `Schedule.weight`."""
+
+    def __init__(self, files: Iterable[dict[str, Any]]) -> None:
+        classes = {
+            id(value): value
+            for held in files
+            for name, value in held.items()
+            if isinstance(value, type) and not name.startswith("__") and _is_own(value.__module__)
+        }
+        self._values = [
+            (kind, name, value)
+            for kind in classes.values()
+            for name, value in vars(kind).items()
+            if not name.startswith("__") and isinstance(value, _VALUES)
+        ]
+
+    def put_back(self) -> None:
+        """Restores the state."""
+        for kind, name, value in self._values:
+            if vars(kind).get(name) is not value:
+                setattr(kind, name, value)
+
+    def changed(self) -> list[str]:
+        """Returns the names of numbers and strings that are others by now, such as `Schedule.weight`."""
+        plain = [one for one in self._values if isinstance(one[2], bool | int | float | str)]
+        return [f"{kind.__name__}.{name}" for kind, name, value in plain if vars(kind).get(name) != value]
+
+
 class PythonState:
     """The state of a model and of what its user's files hold, or only the latter, at one time."""
 
     def __init__(self, model: nn.Module, *, inside: bool = True) -> None:
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._put_back: list[Callable[[], object]] = []
-        self._of_classes: list[tuple[type, str, Any]] = []
         self._seen: set[int] = set()
-        files: set[str] = set()
         for module in model.modules():
             attributes = vars(module)
-            files |= {str(getattr(one, "__module__", "")) for one in (type(module), *attributes.values()) if callable(one)}
             for name in attributes.keys() - _OF_EVERY_MODULE:
                 if inside or name == "loss_fn":
                     self._keep(attributes, name)
-        for file in filter(_is_own, files):
-            self._keep_globals(vars(sys.modules[file]))
+        files = own_files(model)
+        for held in files:
+            for name in list(held):
+                if not name.startswith("__"):
+                    self._keep(held, name)
+        self.classes = ClassState(files)
 
     def put_back(self) -> None:
         """Restores the state."""
         for attributes, name, value in self._values:
             if attributes.get(name) is not value:
                 attributes[name] = value
-        for kind, name, value in self._of_classes:
-            if vars(kind).get(name) is not value:
-                setattr(kind, name, value)
+        self.classes.put_back()
         for put_back in self._put_back:
             put_back()
-
-    def changed_in_classes(self) -> list[str]:
-        """Returns the names of numbers and strings in classes, such as `Schedule.weight`, that are others by now."""
-        plain = [one for one in self._of_classes if isinstance(one[2], bool | int | float | str)]
-        return [f"{kind.__name__}.{name}" for kind, name, value in plain if vars(kind).get(name) != value]
-
-    def _keep_globals(self, held: dict[str, Any]) -> None:
-        for name, value in list(held.items()):
-            if name.startswith("__"):
-                continue
-            self._keep(held, name)
-            if isinstance(value, type) and _is_own(value.__module__):
-                self._of_classes.extend(
-                    (value, attribute, one)
-                    for attribute, one in vars(value).items()
-                    if not attribute.startswith("__") and isinstance(one, _VALUES)
-                )
 
     def _keep(self, attributes: dict[str, Any], name: str) -> None:
         value = attributes[name]
@@ -91,6 +102,17 @@ class PythonState:
             self._seen.add(id(value))
             for own in list(getattr(value, "__dict__", {})):
                 self._keep(vars(value), own)
+
+
+def own_files(model: nn.Module) -> list[dict[str, Any]]:
+    """Returns the globals of those files of the user's that define the model's classes or functions that it holds."""
+    names = {
+        str(getattr(one, "__module__", ""))
+        for module in model.modules()
+        for one in (type(module), *vars(module).values())
+        if callable(one)
+    }
+    return [vars(sys.modules[name]) for name in filter(_is_own, names)]
 
 
 def _is_own(name: str) -> bool:

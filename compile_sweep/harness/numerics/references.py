@@ -116,7 +116,7 @@ def keep_start(workload: Workload, model: nn.Module) -> None:
 
 def changed_in_classes(workload: Workload) -> list[str]:
     """Returns what a class of the user's files held at the start of the most recent workload's first run and has changed."""
-    return [name for one, state in _start if one is workload for name in state.changed_in_classes()]
+    return [name for one, state in _start if one is workload for name in state.classes.changed()]
 
 
 def record_run(workload: Workload, model: nn.Module, step: TrainStep, batches: Sequence[Batch]) -> Trajectory:

@@ -23,7 +23,15 @@ from compile_sweep.contract.installed_torch import config_place, private, torch_
 from compile_sweep.harness.diagnostics.coverage import Expectation, forward_names, steps_of
 from compile_sweep.harness.prepare import refuse_float8, refuse_memory_format
 from compile_sweep.harness.source import fixes_sizes, process_config, sdpa_backends
-from compile_sweep.harness.source_runtime import checkpointed, graphed_step, marked_forward, nested, use_float8, with_own_code
+from compile_sweep.harness.source_runtime import (
+    checkpointed,
+    graphed_step,
+    is_of_torch,
+    marked_forward,
+    nested,
+    use_float8,
+    with_own_code,
+)
 from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
@@ -382,11 +390,6 @@ def loops_over_weights(optimizer: Optimizer) -> bool:
     return not has_other and not cannot_compile
 
 
-def is_of_torch(optimizer: Optimizer) -> bool:
-    """Tells whether it is one of torch's own."""
-    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
-
-
 def _steps_fused(kind: type[Any], device: torch.device, dtype: torch.dtype) -> bool:
     """Tries a fused step of torch's class on one weight, because torch refuses some only then, such as Adagrad's on CUDA."""
     of_torch: Any = next(one for one in kind.__mro__ if one.__module__.startswith("torch.optim"))
@@ -475,22 +478,23 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
     of_torch = is_of_torch(optimizer)
     if of_torch and any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups):
         return step
+    names = ("lr", "betas") if of_torch else ()
     tensors: dict[tuple[int, str], tuple[Tensor, ...]] = {}
     left: dict[tuple[int, str], float | tuple[float, ...]] = {}
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
         replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
         groups = optimizer.param_groups
-        numbers = {at: groups[at[0]][at[1]] for at in _numbers(groups, ("lr", "betas") if of_torch else None)}
-        for at, number in numbers.items():
-            (index, name), several = at, isinstance(number, tuple)
-            group = groups[index]
+        numbers = [(index, name) for index, group in enumerate(groups) for name in names or group if _is_number(group, name)]
+        for at in numbers:
+            group, name = groups[at[0]], at[1]
+            number = group[name]
+            parts = number if isinstance(number, tuple) else (number,)
             if at not in tensors and ((of_torch and name == "lr") or left.get(at, number) != number):
-                count = len(number) if several else 1
-                tensors[at] = tuple(torch.zeros((), device=group["params"][0].device) for _ in range(count))
+                tensors[at] = tuple(torch.zeros((), device=group["params"][0].device) for _ in parts)
             if at in tensors:
-                filled = tuple(one.fill_(value) for one, value in zip(tensors[at], number if several else (number,), strict=True))
-                group[name] = filled if several else filled[0]
+                filled = tuple(one.fill_(value) for one, value in zip(tensors[at], parts, strict=True))
+                group[name] = filled if parts is number else filled[0]
                 replaced.append((group, name, group[name], number))
         try:
             return step(*args, **kwargs)
@@ -503,14 +507,11 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
     return stepped
 
 
-def _numbers(groups: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> Iterator[tuple[int, str]]:
-    """Yields where groups hold a float, a tuple of floats, or a whole number as rate, under these names or any."""
-    for index, group in enumerate(groups):
-        for name, value in group.items():
-            if names is None or name in names:
-                parts = value if isinstance(value, tuple) else (value,)
-                if parts and all(isinstance(one, float) or (name == "lr" and isinstance(one, int)) for one in parts):
-                    yield index, name
+def _is_number(group: Mapping[str, Any], name: str) -> bool:
+    """Tells whether a group holds a float under this name, a tuple of floats, or a whole number as its rate."""
+    value = group.get(name)
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, float) or (name == "lr" and isinstance(one, int)) for one in parts)
 
 
 def expectation(settings: CompileSettings, found: Discovery) -> Expectation:

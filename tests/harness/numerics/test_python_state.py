@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile_sweep.harness.numerics.python_state import PythonState
+from compile_sweep.harness.numerics.python_state import ClassState, PythonState, own_files
 
 
 class Frozen(dict[str, int]):
@@ -99,11 +100,11 @@ def test_counters_in_globals_classes_and_objects_are_put_back_too() -> None:
 def test_a_number_of_a_class_that_has_changed_is_named() -> None:
     model = Scheduled()
     state = PythonState(model, inside=False)
-    assert state.changed_in_classes() == []
+    assert state.classes.changed() == []
     model()
-    assert state.changed_in_classes() == ["Scheduled.calls"]
+    assert state.classes.changed() == ["Scheduled.calls"]
     state.put_back()
-    assert state.changed_in_classes() == []
+    assert state.classes.changed() == []
 
 
 def test_a_number_of_a_class_that_another_file_defines_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +114,16 @@ def test_a_number_of_a_class_that_another_file_defines_is_put_back(tmp_path: Pat
     monkeypatch.setitem(globals(), "Annealing", annealing)
     state = PythonState(Scheduled(), inside=False)
     annealing.rate = 0.5
-    assert state.changed_in_classes() == ["Annealing.rate"]
+    assert state.classes.changed() == ["Annealing.rate"]
     state.put_back()
     assert annealing.rate == 1.0
+
+
+def test_what_classes_hold_is_kept_without_the_tensors_that_a_script_has_in_its_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be a step's loss and outputs, which take much memory."""
+    monkeypatch.setitem(globals(), "outputs", torch.ones(3))
+    kept = weakref.ref(globals()["outputs"])
+    state = ClassState(own_files(Scheduled()))
+    globals()["outputs"] = None
+    assert kept() is None
+    assert state.changed() == []
