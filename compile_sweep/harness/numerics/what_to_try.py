@@ -188,12 +188,8 @@ def _with_unfrozen(found: Advice, eager: Trajectory, settings: CompileSettings) 
     option = "skip_tensor_guards_with_matching_dict_tags"
     remedy = f"dynamo.{option}=off"
     late = [module for module, norms in eager.gradients.items() if any(norms) and not norms[0]]
-    if (
-        not late
-        or torch_version() >= _NOTICES_UNFREEZING
-        or settings.scope is Scope.EAGER
-        or option in dict(settings.dynamo or ())
-    ):
+    overlooks = dict(settings.dynamo or ()).get(option) is True  # otherwise `process_config` has switched it off
+    if not late or torch_version() >= _NOTICES_UNFREEZING or settings.scope is Scope.EAGER or not overlooks:
         return found
     why = "before torch 2.12 compiled code does not notice that a parameter's requires_grad changed"
     return _put_first(f"try {remedy}: {late[0]} has gradients only from a later step on, and {why}", found, remedy)
