@@ -1,13 +1,15 @@
-"""Shared by this package's commands: counts and amounts as a person writes them."""
+"""Shared by this package's commands: counts and amounts as a person writes them, and lines as a terminal shows them."""
 
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from compile_sweep.schema.errors import ConfigError
+from compile_sweep.schema.visible_text import for_terminal
 
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
@@ -41,3 +43,8 @@ def amount(text: str) -> float:
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"{text!r} is not an amount; write a number of 0 or more")
     return value
+
+
+def say(*lines: str) -> None:
+    """Prints lines; on a terminal, breaks them between words."""
+    print(*(for_terminal(line, sys.stdout) for line in lines), sep="\n")

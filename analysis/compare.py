@@ -18,6 +18,7 @@ from markupsafe import Markup
 from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.decision import Outcome
 from analysis.choose.uncertainty import Attempts
+from analysis.command_line import say
 from analysis.comparison.change_text import TITLES, Cell, cell_of, comparison_markdown, opening, sentences, status_of
 from analysis.comparison.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
 from analysis.comparison.rules import Finding, Rule, check
@@ -125,9 +126,9 @@ def _command(options: Options) -> int:
     if options.markdown:
         print(f"{cell(' '.join(lead))}\n\n{comparison_markdown(comparison)}", end="")
     else:
-        print(*lead, *_lines(comparison), path, sep="\n")
+        say(*lead, *_lines(comparison), str(path))
     for finding in findings:
-        print(f"{'FAILS' if finding.fails else 'passes'} {finding.rule}: “{finding.label}”: {finding.sentence}")
+        say(f"{'FAILS' if finding.fails else 'passes'} {finding.rule}: “{finding.label}”: {finding.sentence}")
     return GATE_FAILED if any(finding.fails for finding in findings) else 0
 
 

@@ -20,7 +20,7 @@ import tyro
 from analysis.best_script import BEST_FILE, Outcome, Rerun, best_script, rerun
 from analysis.choose.break_even import USUAL_STEPS, Job
 from analysis.choose.pareto import standing
-from analysis.command_line import amount, count
+from analysis.command_line import amount, count, say
 from analysis.formatting import number, text
 from analysis.load import load, load_for_analysis, load_sweep
 from analysis.page.page import RERUN_FILE
@@ -112,13 +112,14 @@ def _command(told: Options) -> int:
         print(path)
     if Form.BEST in told.only and swept_script(load_sweep(folder).config) is not None:
         chosen, why, _ = _chosen(told, job, bounds)
-        print(*why, f"A script needs no {BEST_FILE}. To train with this setting:", training_command(folder, chosen), sep="\n")
+        say(*why, f"A script needs no {BEST_FILE}. To train with this setting:")
+        print(training_command(folder, chosen))
     elif Form.BEST in told.only:
         chosen, why, chosen_for = _chosen(told, job, bounds)
         came = export_best(
             folder, chosen, into, run_it=not told.no_rerun, timeout_s=timeout_s, because=why, job=chosen_for, say=_progress()
         )
-        print(*why, came.sentence, sep="\n")
+        say(*why, came.sentence)
         if failed := came.outcome is Outcome.FAILED:
             print(f"{BEST_FILE} is not offered")
         else:

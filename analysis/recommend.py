@@ -31,7 +31,7 @@ from analysis.choose.break_even import (
 from analysis.choose.decision import Decision, Line, Outcome, decide
 from analysis.choose.pareto import assured, is_noisy_trial
 from analysis.choose.uncertainty import Attempts, chance
-from analysis.command_line import SweepFolder, amount, count, is_number
+from analysis.command_line import SweepFolder, amount, count, is_number, say
 from analysis.decision_text import (
     SENTENCES,
     STARTS,
@@ -260,8 +260,9 @@ def _command(told: Options) -> int:
         first, *others = sentences(one)
         command = training_command(told.folder, one.trial)
         whole = f"In full: --settings {one.trial['settings_key']!r}" if command is None else f"To train with it: {command}"
-        print(first, *(f"  {sentence}" for sentence in (*others, whole)), "", sep="\n")
-    print("Fastest setting by length of the job:", *(f"  {line}" for line in by_length(found[0])), sep="\n")
+        say(first, *(f"  {sentence}" for sentence in others))
+        print(f"  {whole}\n")  # to copy as one line
+    say("Fastest setting by length of the job:", *(f"  {line}" for line in by_length(found[0])))
     return 0
 
 

@@ -21,6 +21,7 @@ from tyro import _errors as complaints  # private, so pyproject.toml limits tyro
 import compile_sweep
 from compile_sweep import command_help
 from compile_sweep.schema.errors import CompileSweepError, check_utf8, one_line_message
+from compile_sweep.schema.visible_text import for_terminal
 
 Options = TypeVar("Options")
 Command = TypeVar("Command")
@@ -224,7 +225,7 @@ def run(command: Callable[[], int]) -> int:
         if sys.stdout is not None:  # it is None if it was closed at the start
             sys.stdout.flush()
     except CompileSweepError as error:
-        print(f"error: {one_line_message(error)}", file=sys.stderr)
+        print(for_terminal(f"error: {one_line_message(error)}", sys.stderr), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -136,7 +136,7 @@ def _sweep(prog: str, words: Sequence[str], arguments: Sequence[str] | None) -> 
             learned=learned,
             tracking=tracking,
         )
-        serving = served_report(output, partial(say, console)) if run.serve else nullcontext()
+        serving = served_report(output, partial(say, console, whole=True)) if run.serve else nullcontext()
         with kept.copying() if kept else nullcontext(), withdrawn_if_ended_in_order(output), serving:
             interrupted = _run(console, config, stages, output, _to_go_on(prog, command.sweep, output))
         if kept is not None:

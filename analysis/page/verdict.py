@@ -118,7 +118,8 @@ def none_usable(df: pd.DataFrame, found: Summary) -> str:
         outcomes = f"{infeasible} infeasible, {failed} failed and {stopped} stopped early"
     sentence = f"No trial is usable: of {sum(found.counts.values())}, {outcomes}."
     labels = standing(df)["label"].value_counts()
-    return sentence if labels.empty else f"{sentence} The most frequent label is {labels.index[0]}."
+    why = ", ".join(f"{label} ({count} times)" if count > 1 else str(label) for label, count in labels.items())
+    return f"{sentence} Why: {why}." if why else sentence
 
 
 def cautions(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:

@@ -5,11 +5,15 @@ a terminal's title, colors or contents, NUL, and the marks by which Unicode chan
 CVE-2021-42574).
 """
 
+import shutil
+import textwrap
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 LONGEST = 4000  # characters that are shown of one text
+
+_NO_BREAK = "\u00a0"
 
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
@@ -48,3 +52,23 @@ def _is_space(one: str) -> bool:
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: 1 trial, 2 trials."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def for_terminal(text: str, stream: TextIO | None) -> str:
+    """Returns the text broken between words if the stream is a terminal, otherwise as it is."""
+    if stream is None or not stream.isatty():
+        return text
+    return "\n".join(wrapped(text, shutil.get_terminal_size().columns))
+
+
+def wrapped(text: str, width: int, hanging: int = 0) -> list[str]:
+    """Returns the text in lines of this width, broken between words; a longer word, such as a path, stays whole.
+
+    Args:
+        hanging: How much further in a line goes on.
+    """
+    lines = []
+    for line in text.replace(" %", f"{_NO_BREAK}%").splitlines() or [""]:
+        indent = line[: len(line) - len(line.lstrip())] + " " * hanging
+        lines += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [line]
+    return [line.replace(_NO_BREAK, " ") for line in lines]

@@ -237,7 +237,7 @@ def refusal(candidate: Mapping[str, Any]) -> str | None:
 
 def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has_batch_argument: bool = False) -> None:
     """Refuses fields that only apply to scripts or, for a script, fields that cannot be applied to one."""
-    if is_script and (reason := refusal(candidate)):
+    if is_script and (reason := refusal(_without_usual_padding(candidate))):
         raise SettingsError(reason)
     if is_script and not has_batch_argument and {"batch_size", BATCH_SIZE} & candidate.keys():
         raise SettingsError(NO_BATCH_ARGUMENT)
@@ -249,6 +249,18 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
         value = candidate.get(name)
         if not is_script and (str(value) == only if only else value not in (None, False, "off")):
             raise SettingsError(f"{what} {reason}")
+
+
+def _without_usual_padding(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leaves out padding that follows from the other fields, which the whole key of a setting names, as records hold it."""
+    others = {name: value for name, value in candidate.items() if name not in ("padding", "pad_multiple")}
+    if len(others) == len(candidate):
+        return candidate
+    try:
+        is_usual = CompileSettings.from_dict(dict(others)) == CompileSettings.from_dict(dict(candidate))
+    except SettingsError:  # is said where settings are made
+        return candidate
+    return others if is_usual else candidate
 
 
 def check_settings(settings: CompileSettings) -> None:

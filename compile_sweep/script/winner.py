@@ -25,6 +25,7 @@ from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from compile_sweep.schema.short_names import resolve_name
+from compile_sweep.schema.visible_text import for_terminal
 from compile_sweep.script.apply.frozen import apply_to_discovered
 from compile_sweep.script.apply.graph_memory import before_graphs
 from compile_sweep.script.apply.in_place import (
@@ -223,7 +224,7 @@ class Applier:
         self.settings = settings_of(settings)
         self.own_compile = OwnCompile()
         self.is_applied = False
-        self._say = say or (lambda sentence: print(f"compile_sweep: {sentence}", file=sys.stderr, flush=True))
+        self._say = say or _say_on_stderr
         self._watch = Watch(lambda: None, self._discovered)
 
     @property
@@ -236,7 +237,9 @@ class Applier:
         if current() is not None:
             return
         process_wide(self.settings)
-        if not self.settings.as_written:
+        if self.settings.as_written:
+            self._say(f"{self.settings.label}, nothing is changed")
+        else:
             import_inductor()
             self._watch.begin()
 
@@ -261,6 +264,10 @@ class Applier:
             self._say(sentence)
         names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}")
+
+
+def _say_on_stderr(sentence: str) -> None:
+    print(for_terminal(f"compile_sweep: {sentence}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def trainer_callback(settings: CompileSettings | str | Path) -> Any:

@@ -10,6 +10,7 @@ from compile_sweep.schema.figure import field_docs
 from compile_sweep.schema.settings import CONFIG_MODULES, CompileSettings
 from orchestrator.plan.describer import Describer
 from orchestrator.plan.recipes import RECIPES
+from orchestrator.view.printed import say
 
 Line = tuple[str, str]  # a name and its description
 
@@ -21,7 +22,7 @@ def show(console: Console, describer: Describer) -> None:
         found = list(lines)
         width = max(len(name) for name, _ in found)
         for name, what in found:
-            console.print(f"  {name:<{width}}  {what}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"  {name:<{width}}  {what}", hanging=width + 2)
 
 
 def workloads(describer: Describer) -> Iterator[Line]:

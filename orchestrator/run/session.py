@@ -55,6 +55,9 @@ itself, where Ray's core gives up its publisher (ray 2.60), and nothing else end
 _SAME_S = 1.0
 """Seconds within which a second signal counts as the first: `timeout` signals both the command and its process group."""
 
+_SAME_PRESS_S = 0.1
+"""The same for Ctrl-C, which a person who cannot wait presses several times a second."""
+
 
 @contextmanager
 def ray_session() -> Iterator[None]:
@@ -235,5 +238,5 @@ class Interrupts:
         if not self.asked.is_set():
             self._asked_at = time.monotonic()
             self.asked.set()
-        elif time.monotonic() - self._asked_at > _SAME_S:
+        elif time.monotonic() - self._asked_at > (_SAME_PRESS_S if number == signal.SIGINT else _SAME_S):
             raise KeyboardInterrupt

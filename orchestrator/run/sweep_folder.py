@@ -1,7 +1,7 @@
 """The sweep's folder: created for a new sweep, or reopened for a resumed one.
 
-`sweep.json` holds the configuration and environment of the latest run, and when and from which commit each earlier one started.
-The stored configuration of a resumed sweep is validated before use, since anybody may have written it.
+`sweep.json` holds the configuration and environment of the latest run, a digest of the script, and when and from which commit
+each earlier run started. The stored configuration of a resumed sweep is validated before use, since anybody may have written it.
 
 Settings during which a sweep died are counted, so that none crashes a host at every resume. A trial that ends its own process is
 recorded. But one that ends what would record it (the driver, Ray's raylet, the host) leaves no record and would run first after a
@@ -9,9 +9,12 @@ resume. So before a trial's first attempt, a line is durably written to `starts.
 start without a record counts; a setting with two of them is recorded as failed and skipped.
 """
 
+import ast
 import fcntl
+import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -143,16 +146,40 @@ def refuse(folder: Path, config: SweepConfig, environment: Environment, *, to_re
                 f"{folder} was measured with {name} {theirs}, and this is {mine}; their figures cannot be compared, "
                 "so name another --output"
             )
-    return record.read(folder)
+    records = record.read(folder)
+    theirs, job = before.get("script_code"), config.script
+    measured = any(one.samples_per_s is not None for one in records)  # a script that failed so far may be mended
+    if measured and job is not None and theirs is not None and theirs != _script_code(config):
+        raise SweepFolderError(
+            f"{job['path']} was changed since the sweep in {folder} began; figures of two versions cannot be compared, so "
+            "undo the change or name another --output"
+        )
+    return records
+
+
+def _script_code(config: SweepConfig) -> str | None:
+    """Returns a digest of what the script does, comments and layout aside; None for a workload, or if it cannot be read."""
+    if config.script is None:
+        return None
+    try:
+        code = ast.dump(ast.parse(Path(config.script["path"]).read_bytes()))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    return hashlib.sha256(code.encode()).hexdigest()
 
 
 def refuse_other(folder: Path, name: str, mine: Any, theirs: Any) -> None:
     """Raises SweepFolderError if this field of `IDENTITY` is another one in the folder's sweep."""
     mine, theirs = map(_without_missing, (mine, theirs))
     if mine != theirs:
-        shown = redact.redact_json(mine)
+        mine = redact.redact_json(mine)  # as it would be stored
+        if isinstance(mine, dict) and isinstance(theirs, dict):  # such as a script with its arguments: says only what differs
+            member = next(key for key in sorted({*theirs, *mine}) if mine.get(key) != theirs.get(key))
+            return refuse_other(folder, f"{name}'s {member.replace('_', ' ')}", *(side.get(member) for side in (mine, theirs)))
+        verb = "are" if isinstance(theirs, list) else "is"
+        mine, theirs = (shlex.join(map(str, side)) if isinstance(side, list) else side for side in (mine, theirs))
         raise SweepFolderError(
-            f"{folder} holds another sweep: its {name} is {theirs!r}, not {shown!r}; name another --output or use its {name}"
+            f"{folder} holds another sweep: its {name} {verb} {theirs!r}, not {mine!r}; name another --output or use its {name}"
         )
 
 
@@ -229,6 +256,7 @@ def _described(config: SweepConfig, environment: Environment, commit: str | None
         "seed": config.seed,
         "environment": {**environment.to_dict(), "commit": commit},
         "environment_key": environment.key,
+        "script_code": _script_code(config),
         "cluster": bool(os.environ.get("RAY_ADDRESS")),
         "started_at": now(),
         "planned": [] if config.search.searcher else [setting.key for setting in config.settings],
@@ -356,7 +384,7 @@ def record_poison(folder: Path, config: SweepConfig) -> list[str]:
                 started_at=now(),
             ),
         )
-        _withdraw(folder, trial_ids)
+        _withdraw(folder, trial_ids[:-1])
         said.append(f"{settings.label}: {reason}")
     return said
 
@@ -374,10 +402,8 @@ def _starts(folder: Path) -> dict[str, str]:
 
 def _withdraw(folder: Path, trial_ids: Iterable[str]) -> None:
     with suppress(OSError, RecordsError):
-        recorded = {trial.trial_id for trial in record.read(folder)}
         for trial_id in trial_ids:
-            if trial_id not in recorded:
-                journal.append(folder / STARTS_FILE, json.dumps({"trial_id": trial_id, "withdrawn": True}))
+            journal.append(folder / STARTS_FILE, json.dumps({"trial_id": trial_id, "withdrawn": True}))
 
 
 def _parsed(line: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.short_names import difference, setting_ids, setting_names
 from compile_sweep.schema.visible_text import visible
 from orchestrator.guard.progress import Progress
+from orchestrator.view.printed import say
 
 _POLL_S = 0.5
 _STYLES = {Status.OK: "green", Status.INFEASIBLE: "yellow", Status.FAILED: "red", Status.STOPPED: "cyan"}
@@ -38,6 +39,8 @@ _NUM_BEST, _NUM_LAST = 5, 3
 _LEAST_RUNNING = 3
 _MOST_CHARS = 112
 """Width of the live view on a wider terminal, where figures would be far from the names they belong to."""
+_ECHO = "^C^C"
+"""What a terminal writes behind the view's last line at Ctrl-C; on a line without room for it, it would move the view."""
 _OTHER_LINES = 19  # number of lines of the live view besides those of running trials, and one to spare
 
 
@@ -89,7 +92,7 @@ class LiveView:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self._rendered(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         else:
@@ -134,8 +137,7 @@ class LiveView:
             state.front, state.baseline = self._front_of(self._folder), self._baseline_of(self._folder)
         asked = self._stopping.is_set() and not state.stopping
         state.stopping = self._stopping.is_set()
-        if self._live is None:
-            self._tell(running_before, fresh)
+        self._tell(running_before, fresh)
         for why in why_more:
             self._line(why)
         for start in self._fresh_starts():
@@ -158,15 +160,16 @@ class LiveView:
         return found
 
     def _tell(self, running_before: Mapping[str, str], fresh: Sequence[TrialRecord]) -> None:
-        """Prints a line for each phase that was reached and each trial that is done."""
-        state = self._state
-        for progress in state.running:
+        """Prints a line for each phase that was reached and each trial that is done; a live view keeps only what went wrong."""
+        state, is_live = self._state, self._live is not None
+        for progress in () if is_live else state.running:
             if running_before.get(progress.trial_id) != progress.phase:
                 self._line(f"{_label(progress.settings_key)}: {progress.phase}{self._expectation(progress)}")
         ids = setting_ids(record.settings_key for record in state.records)
         for number, record in enumerate(fresh, start=len(state.records) - len(fresh) + 1):
             planned = "" if state.planned is None else f"/{state.planned}"
-            self._line(f"{number}{planned} {outcome_of(record, ids[record.settings_key])}")
+            if not is_live or record.status in (Status.FAILED, Status.INFEASIBLE):
+                self._line(f"{number}{planned} {outcome_of(record, ids[record.settings_key])}")
 
     def _expectation(self, progress: Progress) -> str:
         if progress.phase != Phase.STARTING:
@@ -174,7 +177,7 @@ class LiveView:
         return f" (expected {_duration(self._expected_s.get(progress.settings_key, 0.0))})"
 
     def _line(self, text: str) -> None:
-        self._console.print(f"[{time.monotonic() - self._began:7.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
+        say(self._console, f"[{time.monotonic() - self._began:7.1f} s] {text}")
 
     def _rendered(self) -> RenderableType:
         elapsed_s = time.monotonic() - self._began
@@ -199,13 +202,13 @@ def screen(
         parts += ["", _best_table(best[:_NUM_BEST], state, latest, names)]
     if state.records:
         parts += ["", _last_table(state.records[: -_NUM_LAST - 1 : -1], names)]
-    return Constrain(Group(*parts), min(size.width, _MOST_CHARS))
+    return Constrain(Group(*parts), min(size.width - len(_ECHO), _MOST_CHARS))
 
 
 def _message(state: State) -> Text:
     if state.stopping:
         return Text(_stopping_words(len(state.running)), style="bold yellow", overflow="fold")
-    return Text("Ctrl-C finishes running trials and writes the report; a second one stops now", style="dim", overflow="fold")
+    return Text("Ctrl-C finishes running trials and the report; a second one stops now", style="dim", overflow="fold")
 
 
 def _progress(state: State, elapsed_s: float, expected_s: Mapping[str, float]) -> Table:

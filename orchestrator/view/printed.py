@@ -12,6 +12,7 @@ from compile_sweep.schema.choices import Pipeline
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import wrapped
 from orchestrator.config import CachePolicy, Placement, SweepConfig, shown
 from orchestrator.environment import Environment
 from orchestrator.plan.estimates import expected_s
@@ -25,10 +26,16 @@ _AFTERWARDS = {
 }
 
 
-def say(console: Console, *lines: str, style: str | None = None) -> None:
-    """Prints lines as they are: text in brackets is no markup, and the terminal wraps."""
+def say(console: Console, *lines: str, style: str | None = None, whole: bool = False, hanging: int = 0) -> None:
+    """Prints lines, in which text in brackets is no markup; on a terminal, breaks them between words.
+
+    Args:
+        whole: Leaves wrapping to the terminal, from which a command is then copied as one line.
+        hanging: How much further in a broken line goes on.
+    """
     for line in lines:
-        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        shown = "\n".join(wrapped(line, console.width, hanging)) if console.is_terminal and not whole else line
+        console.print(shown, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def machine(environment: Environment) -> str:
@@ -42,7 +49,7 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
     """Prints what would run, what would not and why, and an estimate."""
     left = remaining.left(config, done)
     if config.largest_batch:
-        console.print("each trial also looks for the largest batch; estimates leave that out", highlight=False, soft_wrap=True)
+        say(console, "each trial also looks for the largest batch; estimates leave that out")
     if config.search.searcher is not None:
         _show_search(console, config, len(left))
         return
@@ -72,7 +79,7 @@ def show_plan(console: Console, config: SweepConfig, facts: WorkloadFacts, done:
     if config.placement is Placement.SPREAD:
         console.print("each trial has a host to itself", highlight=False)
     minutes = (seconds / min(config.max_concurrent, max(1, len(left))) + alone_s) / 60
-    console.print(f"estimate: {minutes:.1f} min, {_at_once(config)}{confirming}{budget}", highlight=False, soft_wrap=True)
+    say(console, f"estimate: {minutes:.1f} min, {_at_once(config)}{confirming}{budget}")
 
 
 def expected_trial_s(config: SweepConfig, setting: CompileSettings, facts: WorkloadFacts, done: Sequence[TrialRecord]) -> float:
@@ -158,16 +165,21 @@ def show_commands(console: Console, commands: Mapping[str, str]) -> None:
     fits = width + max(map(len, commands), default=0) + 6 <= console.width
     console.print("next:", highlight=False)
     for purpose, command in commands.items():
-        say(console, *([f"  {command:{width}}  # {purpose}"] if fits else [f"  # {purpose}", f"  {command}"]))
+        lines = [f"  {command:{width}}  # {purpose}"] if fits else [f"  # {purpose}", f"  {command}"]
+        say(console, *lines, whole=True)
 
 
 def show_rest(console: Console, undone: str | None, again: str) -> None:
     """Prints the command that continues, and what it would do first if that is not the search that was just described."""
-    words = f"{undone or 'some settings were not tried'}; go on with: {again}"
-    say(console, words)
+    words = f"{undone or 'some settings were not tried'}; go on with:"
+    if console.is_terminal and len(words) + len(again) >= console.width:
+        say(console, words)
+        say(console, f"  {again}", whole=True)
+    else:
+        say(console, f"{words} {again}", whole=True)
 
 
 def show_warnings(console: Console, complaints: Iterable[str]) -> None:
     """Prints problems that did not end the sweep, with brackets escaped, since libraries and paths may contain them."""
     for complaint in complaints:
-        console.print(f"warning: {complaint}", markup=False, soft_wrap=True)
+        say(console, f"warning: {complaint}")

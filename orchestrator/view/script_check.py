@@ -7,7 +7,6 @@ runs are forked from one process, which has imported torch and the packages that
 
 import shlex
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -33,6 +32,7 @@ from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
 from orchestrator.plan.scripts import with_baseline
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import ForkedScriptRuns
+from orchestrator.view.printed import say
 
 SHORT = {
     "compared_steps": 5,
@@ -274,9 +274,7 @@ class _ScriptCheck:
 
     def _say(self, line: str) -> None:
         """Prints a line below a heading; on a terminal, what is too long goes on further in."""
-        width = self.console.width if self.console.is_terminal else len(line) + 2
-        inside = "  " + " " * (len(line) - len(line.lstrip()))
-        self.console.print(textwrap.fill(line.strip(), width, initial_indent=inside, subsequent_indent=f"{inside}  "))
+        say(self.console, f"  {line.rstrip()}", hanging=2)
 
 
 def check_script(job: ScriptJob, device: Device, backend: str | None, budget: TimeBudget, console: Console) -> int:

@@ -70,10 +70,11 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pyte
     assert sentence in printed.err
 
 
-def test_the_installed_command_is_this_one_and_types_are_installed(repository: Path) -> None:
+def test_the_installed_command_is_this_one_and_types_are_installed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     module, _, function = project["scripts"]["compile-sweep"].partition(":")
-    assert getattr(import_module(module), function) is cli.main
+    monkeypatch.setattr(cli, "main", lambda: 77)
+    assert getattr(import_module(module), function)() == 77
     assert (repository / "compile_sweep" / "py.typed").is_file()
 
 
@@ -107,3 +108,19 @@ def test_a_sweep_that_is_not_there_is_not_resumed(capsys: pytest.CaptureFixture[
     assert sweep.main(["--resume", "--output", "nowhere"]) == 2
     assert "--resume continues the sweep in nowhere, and there is none; name its folder" in capsys.readouterr().err
     assert not Path("nowhere").exists()
+
+
+def test_ctrl_c_before_the_commands_are_imported_shows_no_traceback(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pressed:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "orchestrator.cli":
+                raise KeyboardInterrupt
+
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["compile-sweep"].partition(":")
+    monkeypatch.delitem(sys.modules, "orchestrator.cli")
+    monkeypatch.setattr(sys, "meta_path", [Pressed(), *sys.meta_path])
+    assert getattr(import_module(module), function)() == 130
+    assert capsys.readouterr().err == "stopped\n"

@@ -417,3 +417,11 @@ def test_reordered_weights_take_the_state_of_their_optimizer_along() -> None:
         assert {weight.stride()} == {weight.grad.stride(), state["exp_avg"].stride(), state["exp_avg_sq"].stride()}
         torch.testing.assert_close(state["exp_avg"], average)
     assert optimizer.param_groups[0]["fused"]
+
+
+def test_a_setting_that_changes_nothing_is_said_to() -> None:
+    said: list[str] = []
+    applier = Applier(AS_WRITTEN, say=said.append)
+    applier.begin()
+    applier.end()
+    assert said == ["as the script has it, nothing is changed"]

@@ -18,10 +18,18 @@ from compile_sweep.schema.record import Caches, TrialRecord
     ("records", "said"),
     [
         ([], "No trial has finished yet"),
-        ([trial("scope=full", status=Status.FAILED, label="oom")], "of 1, 0 infeasible and 1 failed. The most"),
+        ([trial("scope=full", status=Status.FAILED, label="oom")], "of 1, 0 infeasible and 1 failed. Why: oom."),
         (
             [trial("scope=full", status=Status.STOPPED, label="dominated"), trial("scope=regional", status=Status.FAILED)],
-            "No trial is usable: of 2, 0 infeasible, 1 failed and 1 stopped early. The most frequent label is dominated.",
+            "No trial is usable: of 2, 0 infeasible, 1 failed and 1 stopped early. Why: dominated.",
+        ),
+        (
+            [
+                trial("scope=full", status=Status.FAILED, label="exception"),
+                trial("scope=regional", status=Status.INFEASIBLE, label="nan"),
+                trial("scope=modular", status=Status.FAILED, label="exception"),
+            ],
+            "of 3, 1 infeasible and 2 failed. Why: exception (2 times), nan.",
         ),
     ],
 )

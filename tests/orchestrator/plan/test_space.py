@@ -15,6 +15,7 @@ from toy_workloads import Toy
 
 from compile_sweep.contract.from_model import WorkloadFromModel
 from compile_sweep.describe import describe, foreach_map_refusal
+from compile_sweep.schema.setting_text import parse_pairs
 from compile_sweep.schema.settings import Attention, CompileSettings, Mode, OptimizerKind, Scope
 from orchestrator.plan.space import Candidate, Target, choose, every_candidate, unsupported, varied
 from workloads.captioning import Captioning
@@ -253,3 +254,16 @@ def test_mode_lite_is_refused_where_torch_does_not_have_it() -> None:
     assert re.search(r"torch \S+ has no mode=lite; leave it out", chosen.excluded[0].reason)
     assert choose([{"mode": "lite"}], CPU).settings
     assert Mode.LITE not in {candidate.get("mode") for candidate in CANDIDATES}
+
+
+@pytest.mark.parametrize(
+    "text", ["scope=full", "scope=full,dynamic=auto", "scope=regional,dynamic=mark", "scope=full,dynamic=true"]
+)
+def test_a_script_takes_the_whole_key_that_its_records_name_a_setting_by(text: str) -> None:
+    script, setting = replace(CPU, is_script=True), CompileSettings.parse(text)
+    assert "padding=" in setting.key
+    chosen = choose([dict(parse_pairs(setting.key))], script)
+    assert ([one.key for one in chosen.settings], chosen.excluded) == ([setting.key], ())
+    other = "8" if setting.pad_multiple != 8 else "16"
+    (left_out,) = choose([{"scope": "eager", "padding": "longest", "pad_multiple": other}], script).excluded
+    assert "the script pads its own batches" in left_out.reason

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import signal
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,15 @@ def test_where_only_starts_were_put_off_the_next_run_does_those_alone(tmp_path: 
     run(stages)
     assert len(records.read(stages.output)) == len(SETTINGS)
     assert [start.settings_key for start in records.read_warm_starts(stages.output)] == KEYS
+
+
+@pytest.mark.parametrize(("number", "apart_s", "stops"), [("SIGINT", 0.3, True), ("SIGINT", 0.0, False), ("SIGTERM", 0.3, False)])
+def test_ctrl_c_pressed_twice_stops_now_and_a_signal_that_timeout_sends_twice_asks_once(
+    number: str, apart_s: float, *, stops: bool
+) -> None:
+    interrupts = Interrupts()
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt) if stops else nullcontext():
+        signal.raise_signal(signal.Signals[number])
+        assert interrupts.asked.is_set()
+        time.sleep(apart_s)
+        signal.raise_signal(signal.Signals[number])

@@ -151,8 +151,29 @@ def test_a_script_s_sweep_goes_on_where_an_older_version_wrote_fewer_of_its_opti
     job = {"path": "/mine/train.py", "arguments": ["--lr", "1"], "in_place": False}
     begin(tmp_path, config(script=job), H200, None)
     resume(tmp_path, config(script={**job, "batch_argument": None}), H200, None)
-    with pytest.raises(SweepFolderError, match="its script is"):
+    with pytest.raises(SweepFolderError, match="its script's in place is False, not True;"):
         resume(tmp_path, config(script={**job, "in_place": True}), H200, None)
+    with pytest.raises(SweepFolderError, match="its script's arguments are '--lr 1', not '--lr 2';"):
+        resume(tmp_path, config(script={**job, "arguments": ["--lr", "2"]}), H200, None)
+
+
+def test_a_script_whose_code_changed_is_not_resumed_because_figures_of_two_versions_cannot_be_compared(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "sweep"
+    job = {"path": str(script), "arguments": []}
+    script.write_text("raise RuntimeError('no data')\n")
+    begin(folder, config(script=job), H200, None)
+    script.write_text("loss = model(x).relu()\n")  # mended before anything was measured
+    resume(folder, config(script=job), H200, None)
+    append(folder, eager_done())
+    script.write_text("# only a remark\nloss = model( x ).relu()\n")
+    resume(folder, config(script=job), H200, None)
+    script.write_text("loss = model(x).gelu()\n")
+    with pytest.raises(SweepFolderError, match="was changed since the sweep in"):
+        resume(folder, config(script=job), H200, None)
+    written = sweep_json(folder)
+    del written["script_code"]  # as an older version wrote it
+    (folder / "sweep.json").write_text(json.dumps(written))
+    resume(folder, config(script=job), H200, None)
 
 
 @pytest.mark.parametrize(

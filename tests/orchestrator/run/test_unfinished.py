@@ -64,6 +64,16 @@ def test_what_was_in_flight_when_the_sweep_ended_in_order_is_not_counted(
     assert record_poison(tmp_path, CONFIG) == []
 
 
+def test_a_trial_whose_line_a_person_removed_to_repeat_it_is_not_counted(tmp_path: Path) -> None:
+    for trial_id in ("1", "2", "3"):
+        with withdrawn_if_ended_in_order(tmp_path):
+            died(tmp_path, trial_id)
+            done = TrialRecord(trial_id=trial_id, settings=POISON.to_dict(), settings_key=POISON.key, status=Status.FAILED)
+            records.append(tmp_path, done)
+        (tmp_path / records.TRIALS_FILE).write_text("")
+    assert record_poison(tmp_path, CONFIG) == []
+
+
 def test_where_what_runs_the_trials_failed_it_is_counted(tmp_path: Path) -> None:
     for trial_id in ("1", "2"):
         died(tmp_path, trial_id)

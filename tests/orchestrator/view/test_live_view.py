@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from samples import REPOSITORY
+from samples import REPOSITORY, measured
 
 import analysis
 from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import SweepFolderError
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard.progress import Progress
 from orchestrator.view.live import LiveView, State, screen
 
@@ -56,6 +59,7 @@ def test_of_74_records_the_best_and_the_last_are_seen_and_nothing_is_cut_off(
     state = State(planned=120, records=recorded, running=running((keys * 2)[:num_running]), baseline=baseline, stopping=True)
     lines = shown(state, size)
     assert len(lines) < size[1]
+    assert max(map(len, lines)) <= size[0] - len("^C^C")  # a terminal writes that behind the last line
     assert lines[0].startswith("finishing the")
     assert "Ctrl-C again stops now" in " ".join(lines[:2])
     text = "\n".join(lines)
@@ -81,7 +85,7 @@ def test_time_left_goes_by_the_pace_so_far(recorded: list[TrialRecord]) -> None:
 
 def test_before_anything_is_known_there_is_a_screen_too() -> None:
     assert shown(State(planned=None), (80, 24)) == [
-        "Ctrl-C finishes running trials and writes the report; a second one stops now",
+        "Ctrl-C finishes running trials and the report; a second one stops now",
         "grid: captioning (base)",
         "0 done, 10.0 min",
     ]
@@ -122,3 +126,34 @@ def test_what_a_trial_is_expected_to_take_is_what_is_known_when_it_starts(tmp_pa
     at_work.append(replace(one, phase="starting"))
     view._look()
     assert "(expected 12 s)" in told.getvalue()
+
+
+def test_what_went_wrong_stays_on_a_terminal_above_the_live_view_and_is_broken_between_words(tmp_path: Path) -> None:
+    told, console = io.StringIO(), {"width": 60, "height": 24, "force_terminal": True, "color_system": None}
+    view = LiveView(
+        console=Console(file=told, **console),  # type: ignore[arg-type]
+        folder=tmp_path,
+        title="toy",
+        planned=2,
+        expected_s={},
+        front_of=lambda folder: [],
+        baseline_of=lambda folder: None,
+        stopping=threading.Event(),
+        running=list,
+    )
+    why = "scope=regional found no repeated blocks in the model, use scope=full"
+    outcomes = {
+        "scope=eager": {"status": Status.OK, "samples_per_s": 850.0, "compile_s": 12.0, **measured(850.0, 12.0)},
+        "scope=regional": {"status": Status.FAILED, "label": "exception", "reason": why},
+    }
+    for text, fields in outcomes.items():
+        setting = CompileSettings.parse(text)
+        record = TrialRecord(trial_id=text, settings=setting.to_dict(), settings_key=setting.key, **fields)  # type: ignore[arg-type]
+        records.append(tmp_path, record)
+    with view:
+        pass
+    printed = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", told.getvalue()).splitlines()
+    (at,) = (place for place, line in enumerate(printed) if "2/2 failed (exception): A2 regional" in line)
+    assert " ".join(printed[at : at + 3]).endswith(why)
+    assert max(map(len, printed[at : at + 3])) <= 60
+    assert not any("1/2 ok" in line for line in printed)

@@ -20,7 +20,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import MOST_AT_ONCE, SweepConfig
 from orchestrator.sweep import _next
 from orchestrator.view.live import outcome_of
-from orchestrator.view.printed import show_commands, show_ending, show_plan, show_rest
+from orchestrator.view.printed import say, show_commands, show_ending, show_plan, show_rest
 
 
 def ended(*, width: int = 60, **told: Any) -> str:
@@ -131,3 +131,21 @@ def test_a_plan_counts_the_unchanged_script_at_the_end_once_more() -> None:
     minutes = [float(lines[-1].split()[1]) for lines in (workload, script)]
     assert minutes[1] - minutes[0] == pytest.approx(21 / 60, abs=0.1)
     assert not any("again" in line for line in workload)
+
+
+def test_a_terminal_gets_sentences_broken_between_words_and_commands_whole() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=40, height=24, force_terminal=True, color_system=None)
+    say(console, "  [N] words of a sentence that is longer than a line of a terminal")
+    command = f"compile-sweep sweep --resume --output {'results/' * 6}"
+    show_rest(console, "2 of 3 settings did not run", command)
+    show_commands(console, {"as a page": command})
+    assert out.getvalue().splitlines() == [
+        "  [N] words of a sentence that is longer",
+        "  than a line of a terminal",
+        "2 of 3 settings did not run; go on with:",
+        f"  {command}",
+        "next:",
+        "  # as a page",
+        f"  {command}",
+    ]
