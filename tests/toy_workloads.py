@@ -234,17 +234,9 @@ class Paying(Toy):
     window_s = 2.0
 
     def build_model(self) -> nn.Module:
-        know_the_cpu()
         model = super().build_model()
         model.register_forward_pre_hook(_rest)
         return model
-
-
-def know_the_cpu() -> None:
-    """Spares a process with an empty cache folder torch's programs that check the CPU's vector instructions."""
-    from compile_sweep.harness.toolchain import check_vector_instructions  # loads the compiler, which planning does not need
-
-    check_vector_instructions()
 
 
 def _rest(module: nn.Module, inputs: object) -> None:

@@ -75,7 +75,7 @@ def test_a_script_trains_with_a_winner_in_a_repository_with_packages_of_the_same
     (theirs / "orchestrator" / "__init__.py").touch()
     (theirs / "orchestrator" / "mine.py").write_text("print('theirs')")
     (theirs / "train.py").write_text("import analysis, orchestrator.mine, workloads\nassert analysis.WIDTH == workloads.WIDTH\n")
-    program = "import sys; sys.path.pop(0); from orchestrator.cli import main; sys.path.insert(0, ''); sys.exit(main())"
+    program = "import sys; sys.path.pop(0); from orchestrator.__main__ import main; sys.path.insert(0, ''); sys.exit(main())"
     command = [sys.executable, "-c", program, "run", "--settings", "scope=eager", "train.py"]
     trained = subprocess.run(
         command, cwd=theirs, env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True
@@ -84,7 +84,7 @@ def test_a_script_trains_with_a_winner_in_a_repository_with_packages_of_the_same
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["orchestrator.sweep", "--dry-run"], ["orchestrator.check"]])
+@pytest.mark.parametrize("words", [["orchestrator.sweep", "--dry-run"], ["orchestrator.check", "--backend", "aot_eager"]])
 def test_files_named_like_the_packages_it_needs_hide_none_of_them(theirs: Path, repository: Path, words: list[str]) -> None:
     _add_files_named_like_packages(theirs)
     planned = run(theirs, repository, *words, "--script", "train.py", timeout_s=120)

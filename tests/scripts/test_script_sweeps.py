@@ -16,6 +16,7 @@ from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.winner import settings_of
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.scripts import findings_lines, job_of, split_arguments
+from orchestrator.run import trial_spec
 from orchestrator.sweep import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,26 +145,23 @@ def test_a_sweep_keeps_the_environment_and_ends_with_a_script_that_cannot_be_mea
 
 
 @pytest.mark.slow
-def test_auto_tries_no_other_setting_of_a_script_that_fails_as_it_is_and_goes_on_once_it_is_mended(tmp_path: Path) -> None:
+def test_auto_tries_no_other_setting_of_a_script_that_fails_as_it_is_and_goes_on_once_it_is_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, output = tmp_path / "train.py", tmp_path / "sweep"
     text = Path("plain_loop.py").read_text()
     script.write_text(f"raise RuntimeError('no data')\n{text}")
 
-    def swept(*more: str) -> subprocess.CompletedProcess[str]:
-        words = ["--device", "cpu", "--runner", "local", "--no-confirm", "--output", str(output), *more]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "orchestrator.sweep", *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-    run = swept("--script", str(script), "--num-trials", "2", "--vary", "backend=aot_eager", "--cache-store", "none")
-    assert run.returncode == 2
-    assert (
-        "train.py cannot be measured as it is, and so with no setting: the script raised RuntimeError at train.py:1" in run.stderr
-    )
+    monkeypatch.setattr(trial_spec, "_TIMED_SHARE", 1 / 500)  # a second of timed steps, whose figures are not looked at
+    words = ["--device", "cpu", "--runner", "local", "--no-confirm", "--output", str(output), "--time-budget-s", "500"]
+    first = ["--script", str(script), "--num-trials", "2", "--vary", "backend=aot_eager", "--cache-store", "none"]
+    assert main([*words, *first]) == 2
+    why = "train.py cannot be measured as it is, and so with no setting: the script raised RuntimeError at train.py:1"
+    assert why in capsys.readouterr().err
     assert [trial.settings["as_written"] for trial in record.read(output)] == [True]
     assert (output / "report.html").is_file()
     script.write_text(text)
-    assert swept("--resume").returncode == 0
+    assert main([*words, "--resume"]) == 0
     tried = [(trial.settings["as_written"], trial.status) for trial in record.read(output)]
     assert tried[:2] == [(True, "failed"), (True, "ok")]
     others = {status for as_written, status in tried if as_written is None}
@@ -199,11 +197,7 @@ def test_auto_tries_what_the_advice_on_a_trial_names_and_goes_on_with_it(tmp_pat
     script, output = tmp_path / "train.py", tmp_path / "sweep"
     script.write_text(COUNTER)
     words = ["--device", "cpu", "--runner", "local", "--cache-store", "none", "--output", str(output), "--script", str(script)]
-    run = subprocess.run(
-        [sys.executable, "-m", "orchestrator.sweep", *words, "--num-trials", "4", "--vary", "backend=aot_eager", "--no-confirm"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    assert main([*words, "--num-trials", "4", "--vary", "backend=aot_eager", "--no-confirm"]) == 0
     remedy = "dynamo.allow_unspec_int_on_nn_module=on"
     full = [trial for trial in record.read(output) if trial.settings["scope"] == "full"]
     assert (full[0].label, remedy in full[0].settings_key) == ("recompile-limit", False)

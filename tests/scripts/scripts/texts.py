@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, T5Config, T5For
 
 kind = sys.argv[1]
 torch.manual_seed(3)
-small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
+small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
 no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 bert = BertConfig(**small, **no_dropout, max_position_embeddings=200 if kind == "averaged" else 40, pad_token_id=1)
 
@@ -28,7 +28,7 @@ class Tagger(nn.Module):
 
 
 if kind == "written":
-    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 40, "dropout_rate": 0.0}
+    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 40, "dropout_rate": 0.0}
     model = T5ForConditionalGeneration(T5Config(**t5, decoder_start_token_id=0, use_cache=False))
 else:
     model = Tagger() if kind in ("outside", "averaged") else BertForMaskedLM(bert)
