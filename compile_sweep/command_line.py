@@ -169,8 +169,15 @@ def _refuse(complaint: complaints.ParseErrorEvent, options: type[Any], prog: str
             raise UsageError(f"{_shown(argument)} has no value; give one, or leave it out")
         case complaints.InstantiationFailure(argument=argument) if argument is not None:
             name = _shown(argument)
-            raise UsageError(f"{name} cannot be {_value_of(name, words)!r}; {see} for what it takes")
+            kind = next((option.kind for option in _options(options) if option.flag == name), None)
+            right = next((f"give {says}" for number, says in _NUMBERS.items() if number in (kind, *get_args(kind))), None)
+            if right is not None and name.endswith("-s"):
+                right += " of seconds"
+            raise UsageError(f"{name} cannot be {_value_of(name, words)!r}; {right or f'{see} for what it takes'}")
     raise UsageError(f"these words do not fit together; {see}")
+
+
+_NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def _shown(argument: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from compile_sweep import command_line
+from compile_sweep.command_line import UsageError
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.winner import Applier
@@ -62,8 +63,14 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] == "--settings" else 1
     rest = list(words[at + 1 :])
+    if at < len(words) and not _has_settings(words[:at]) and _has_settings(rest):
+        raise UsageError(f"--settings stands after {words[at]}, whose own arguments follow it; put --settings before it")
     own = [word for word in words[: at + 1] if word != "-m"]  # as before a module's name behind `python` and `torchrun`
     return own, rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _has_settings(words: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--settings" for word in words)
 
 
 if __name__ == "__main__":

@@ -242,7 +242,10 @@ def _run(console: Console, config: SweepConfig, stages: Stages, output: Path, ag
     report = analysis.write_report(output)
     if (failure := stages.script_failure) is not None:
         printed.show_warnings(console, stages.tracking.finish(report))
-        raise ConfigError(f"{config.workload} cannot be measured as it is, and so with no setting: {failure}")
+        raise ConfigError(
+            f"{config.workload} cannot be measured as it is, and so with no setting: {failure}; its whole output is in "
+            f"{output / folder.LOGS}"
+        )
     trials = analysis.load(output)
     ended = ending(output)
     slow = [f"not faster: {why}" for why in analysis.why_none_is_faster(trials)]

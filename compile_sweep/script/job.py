@@ -84,8 +84,10 @@ class ScriptJob:
             if found is None:
                 raise ScriptError(f"{given}: there is no such file in {base}; name a Python file or, as for python -m, a module")
             file, module = found, path
+        if file.suffix == ".ipynb":
+            raise ScriptError(f"{given} is a notebook; save it as a Python file, by jupyter nbconvert --to script, and name that")
         if file.suffix != ".py":
-            raise ScriptError(f"{given} is not a Python file; name the file that trains, without a launcher")
+            raise ScriptError(f"{given} is not a Python file; name the one that trains, not what starts it")
         return cls(
             path=os.path.normpath(file),
             module=module,

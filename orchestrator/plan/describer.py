@@ -25,6 +25,11 @@ from orchestrator.guard.watchdog import kill_marked
 
 DEADLINE_S = 900.0  # seconds that a question may take by default, as long as a trial may
 _MARKER = "COMPILE_SWEEP_DESCRIBER"  # environment variable that identifies what a describer's process started
+PATIENCE_S = 20.0  # seconds without an answer after which a person is told what it waits for
+_STILL = (
+    "after {seconds:g} s, {about} is still being imported, or its model and batches made; it has {deadline:g} s (a file that "
+    "trains when it is imported is a script: name it with --script)"
+)
 _UNBOUNDED = frozenset({"largest_batch"})  # questions that compile, one size after the other, and so have no deadline
 
 
@@ -96,7 +101,14 @@ class Describer:
             process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
         ends_at = None if asked["ask"] in _UNBOUNDED else time.monotonic() + self.deadline_s
-        if not (line := self._line(process.stdout.fileno(), ends_at)):
+        line = None
+        if ends_at is not None and self.deadline_s > PATIENCE_S and "workload" in asked:
+            line = self._line(process.stdout.fileno(), time.monotonic() + PATIENCE_S)
+            if line is None:
+                print(_STILL.format(about=about, seconds=PATIENCE_S, deadline=self.deadline_s), file=sys.stderr, flush=True)
+        if line is None:
+            line = self._line(process.stdout.fileno(), ends_at)
+        if not line:
             ended = "" if line is None else exit_text(process.wait())
             said = last_line(self._output) or "; it printed nothing"
             self.close()  # the next question starts another process

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema import redact
 from compile_sweep.schema.journal import written_whole
 from compile_sweep.schema.outcome import Phase, is_let_down
-from compile_sweep.script.job import FellBackError, ScriptError, ScriptJob
+from compile_sweep.script.job import SEE_OUTPUT, FellBackError, ScriptError, ScriptJob
 from compile_sweep.script.trial import FreshProcess, RunFailed, ScriptTrial, StartRun
 from orchestrator import environment
 from orchestrator.artifacts.sharing import Sharing
@@ -129,9 +130,9 @@ def work(assignment: Assignment, parent: Parent, said: str = "") -> dict[str, An
             with parent.cores(assignment.plan) as cpus:  # uses lock files that all trials on the host see
                 return _measure(assignment, parent, cpus, deadline, log, own)
         except BaseException as error:  # a workload may raise anything, which ends only this attempt
+            error_type, text = f"{type(error).__module__}.{type(error).__qualname__}", _with_last_words(_text_of(error), path)
             with suppress(OSError):  # the disk with the log is full, which may be the error
                 traceback.print_exc(file=log)
-            error_type, text = f"{type(error).__module__}.{type(error).__qualname__}", _text_of(error)
             if assignment.plan.num_workers > 1 and is_let_down(error_type, text):
                 time.sleep(LET_DOWN_PATIENCE_S)
             told = redact.redact_text(text)  # Ray writes the text to its own logs, too
@@ -185,7 +186,7 @@ def _measure(
 ) -> dict[str, Any]:
     plan = assignment.plan
     place = f"{platform.node()}, on cores {', '.join(map(str, cpus))}, as process {os.getpid()}"
-    log.write(f"{now()} worker {parent.rank} of {plan.num_workers} is up on {place}\n")
+    log.write(f"{now()} worker {parent.rank} of {plan.num_workers}{_IS_UP}{place}\n")
     gc.disable()  # imported objects stay; scanning them again and again takes a second or more
     import_harness()
     import torch
@@ -406,6 +407,21 @@ def _own_log(path: Path) -> Iterator[IO[str]]:
         for saved, descriptor in zip(kept, (1, 2), strict=True):
             os.dup2(saved, descriptor)
             os.close(saved)
+
+
+_IS_UP = " is up on "
+_PHASE_LINE = re.compile(rf"\S+ (?:{'|'.join(Phase)})")
+_LAST_LINE_CHARACTERS = 300
+
+
+def _with_last_words(text: str, log: Path) -> str:
+    """Adds the last line that a script printed to an error that refers to the end of its output."""
+    if SEE_OUTPUT not in text:
+        return text
+    lines = log.read_text(encoding="utf-8", errors="replace").rpartition(_IS_UP)[2].splitlines()[1:]
+    printed = [line.strip() for line in lines if line.strip() and not _PHASE_LINE.fullmatch(line)]
+    last = f": {printed[-1][:_LAST_LINE_CHARACTERS]!r}" if printed else " (it printed nothing)"
+    return text.replace(SEE_OUTPUT, f"{SEE_OUTPUT}{last}")
 
 
 def _text_of(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.status import Status as ConsoleStatus
 
+from compile_sweep.command_line import USAGE_ERROR
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS
 from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.schema.causes.slowness import why_not_faster
@@ -112,7 +113,7 @@ class _ScriptCheck:
         """Looks at the script and prints the findings, as `check_script` says."""
         as_written = self._look(CompileSettings.from_dict(AS_WRITTEN), "as the script has it", self._lines)
         if as_written is None:
-            return 1
+            return USAGE_ERROR
         if isinstance(as_written, _Run):
             self._compiled(has_blocks=as_written.outcome["has_blocks"])
             self._say_costs()

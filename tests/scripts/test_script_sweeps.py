@@ -13,10 +13,12 @@ from compile_sweep.schema import record
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.redact import redact_json
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.script.job import SEE_OUTPUT
 from compile_sweep.script.winner import settings_of
 from orchestrator.plan.recipes import AS_WRITTEN
 from orchestrator.plan.scripts import findings_lines, job_of, split_arguments
 from orchestrator.run import trial_spec
+from orchestrator.run.worker import _with_last_words
 from orchestrator.sweep import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +57,8 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
         (["--script", "python plain_loop.py --width 32"], "arguments after --: --script plain_loop.py -- --width 32"),
         (["--script", "WANDB_MODE=off torchrun -m lib.train"], "is a whole command; name only the file, and its arguments after"),
         (["--script", "my plain_loop.py"], "there is no such file"),
-        (["--script", "data/meta.pkl"], "is not a Python file"),
+        (["--script", "data/meta.pkl"], "is not a Python file; name the one that trains"),
+        (["--script", "train.ipynb"], "is a notebook; save it as a Python file"),
         (["width=32", "--script", "vae.py"], "a script's own arguments follow after --, as in -- width=32"),
         (["--", "--width", "32"], "name one with --script FILE"),
         (["--in-place"], "name one with --script FILE"),
@@ -73,6 +76,7 @@ def test_a_plan_begins_with_the_script_as_it_is_and_says_what_is_not_offered(cap
     ],
 )
 def test_what_does_not_go_with_a_script_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.ipynb").touch()
     own, *rest = [words[: words.index("--")], words[words.index("--") :]] if "--" in words else [words]
     assert main([*own, "--dry-run", "--device", "cpu", "--output", "new", *(rest[0] if rest else [])]) == 2
     error = capsys.readouterr().err
@@ -142,6 +146,24 @@ def test_a_sweep_keeps_the_environment_and_ends_with_a_script_that_cannot_be_mea
     why = "the script ended after 0 steps with the message 'no data, once, threads: 1'"
     assert why in str(trial.reason)
     assert run.stderr.splitlines()[-1].startswith(f"error: odd.py cannot be measured as it is, and so with no setting: {why}")
+    assert run.stderr.splitlines()[-1].endswith(f"; its whole output is in {tmp_path / 'sweep' / 'logs'}")
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("usage: train.py [-h] --data DATA\ntrain.py: error: --data is required\n", ": 'train.py: error: --data is required'"),
+        ("", " (it printed nothing)"),
+    ],
+    ids=["a usage error", "nothing"],
+)
+def test_a_script_that_ends_at_once_is_quoted(printed: str, said: str, tmp_path: Path) -> None:
+    up = "2026-11-30T07:58:54+00:00 worker 0 of 1 is up on vm, on cores 0, 1, as process 2093\n"
+    log = tmp_path / "worker-0.log"
+    log.write_text(f"{up}an earlier attempt\n{up}{printed}2026-11-30T07:58:55+00:00 building\n")
+    text = f"the script ended with exit code 2 after 0 steps; {SEE_OUTPUT}"
+    assert _with_last_words(text, log).startswith(f"{text}{said}")
+    assert _with_last_words("the script raised OSError", log) == "the script raised OSError"
 
 
 @pytest.mark.slow

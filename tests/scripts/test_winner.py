@@ -92,6 +92,13 @@ def test_a_winner_that_is_not_there_is_one_sentence(
     assert "Traceback" not in error
 
 
+def test_settings_behind_the_script_are_not_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vae.py", "--width", "32", "--settings=scope=full"]) == 2
+    assert "--settings stands after vae.py, whose own arguments follow it; put --settings before it" in capsys.readouterr().err
+    assert main(["vae.py", "--width", "32"]) == 2
+    assert "--settings is missing" in capsys.readouterr().err
+
+
 AS_WRITTEN = "scope=eager,as_written=on"
 
 

@@ -88,13 +88,17 @@ def test_a_process_that_is_forked_by_an_import_gives_no_second_answer(describer:
 
 
 @pytest.mark.slow
-def test_code_that_does_not_end_is_a_sentence_and_is_ended(describer: Describer) -> None:
+def test_code_that_does_not_end_is_a_sentence_and_is_ended(
+    describer: Describer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.plan.describer.PATIENCE_S", 1.0)
     Path("waits.py").write_text("import subprocess\nprint('connecting', flush=True)\nsubprocess.run(['sleep', '4321'])\n")
     assert describer.backends(), "it has started and imported torch, however long that takes here"
     describer.deadline_s = 5.0
     with pytest.raises(WorkloadError, match=r"looks at waits:Mine had no answer after 5 s; importing it.*: connecting"):
         describer.facts("waits:Mine", None, 0, has_gpu=False)
     assert describer._process is None, "the next question starts another process"
+    assert capsys.readouterr().err.startswith("after 1 s, waits:Mine is still being imported"), "a person knows what it waits for"
 
 
 @pytest.mark.slow
