@@ -6,14 +6,15 @@ Under torchrun: `torchrun --nproc-per-node 2 -m compile_sweep.run --settings X t
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
 from compile_sweep import command_line
-from compile_sweep.command_line import UsageError
+from compile_sweep.command_line import USAGE_ERROR, UsageError
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.main_module import run_as_main
+from compile_sweep.script.spawn import SpawnInPlace
 from compile_sweep.script.winner import Applier
 
 PROG = "python -m compile_sweep.run"
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     if (size := applier.settings.batch_size) is not None:
         print(f"the setting was measured with batch_size={size}, which is yours to pass to the script", file=sys.stderr)
     del sys.path[0]  # the folder of `-m` or of the installed command, which the script's own replaces
-    with applier.own_compile.answered(plainly=not applier.settings.as_written):
+    with applier.own_compile.answered(plainly=not applier.settings.as_written), SpawnInPlace(_start_all).applied():
         applier.begin()
         try:
             run_as_main(job.path, job.arguments, module=job.module, shown_as=job.path if job.module else shown_as)
@@ -67,6 +68,16 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         raise UsageError(f"--settings stands after {words[at]}, whose own arguments follow it; put --settings before it")
     own = [word for word in words[: at + 1] if word != "-m"]  # as before a module's name behind `python` and `torchrun`
     return own, rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _start_all(number: int, workers: int) -> NoReturn:
+    """Ends a script that spawns another number of processes than were started, which alone apply the settings."""
+    print(
+        f"error: the script starts {number} training process{'' if number == 1 else 'es'} by torch.multiprocessing.spawn; start "
+        f"this command once for each: torchrun --nproc-per-node {number} -m compile_sweep.run --settings …",
+        file=sys.stderr,
+    )
+    sys.exit(USAGE_ERROR)
 
 
 def _has_settings(words: Sequence[str]) -> bool:

@@ -1,38 +1,35 @@
 """Watches what processes a script starts, because only its own process is measured.
 
-A script that launches its training (`torch.multiprocessing.spawn`, torchrun in a subprocess) is refused at once. Processes that
-it starts with `multiprocessing` before it has trained itself report their first backward pass or step in a file, which ends the
-trial. Forked processes inherit the hooks of the measurement; in them nothing is measured.
+A script that launches its training by a command such as torchrun is refused at once, and what it runs by
+`torch.multiprocessing.spawn` runs in its own process instead. Other processes that it starts with `multiprocessing` before it has
+trained itself report their first backward pass or step in a file, which ends the trial. Forked processes inherit the hooks of the
+measurement; in them nothing is measured.
 """
 
 import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch.multiprocessing
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.schema.journal import written_whole
+from compile_sweep.schema.visible_text import counted
 from compile_sweep.script.monkeypatch import replaced
+from compile_sweep.script.spawn import SpawnInPlace
 
 _worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")  # what the processes of a DataLoader run
 
 ELSEWHERE = (
     "the script never trains in its own process; it starts others, in which nothing can be measured: write it for torchrun and "
     "give --workers-per-trial"
-)
-
-SPAWNS = (
-    "the script starts its training processes itself, with torch.multiprocessing.spawn; write it for torchrun, which sets RANK "
-    "and WORLD_SIZE, and give --workers-per-trial"
 )
 
 _PYTHON = re.compile(r"python[\d.]*$")
@@ -54,6 +51,7 @@ class Processes:
         """Whether the script had trained when it last started a process with `multiprocessing`."""
         self._refuse, self._has_trained, self._report = refuse, has_trained, report
         self._process = os.getpid()
+        self._spawn = SpawnInPlace(lambda number, workers: refuse(_of_another_number(number, workers)))
 
     @property
     def is_fork(self) -> bool:
@@ -63,11 +61,9 @@ class Processes:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Notes what is started in the block."""
-        spawning = sys.modules["torch.multiprocessing.spawn"]  # as an attribute, a function has its name
         with (
             replaced(BaseProcess, "start", self._noting_starts),
-            replaced(torch.multiprocessing, "start_processes", self._refusing),
-            replaced(spawning, "start_processes", self._refusing),
+            self._spawn.applied(),
             replaced(subprocess.Popen, "__init__", self._noting_commands),
             replaced(os, "system", self._noting_shell_commands),
         ):
@@ -82,9 +78,6 @@ class Processes:
             start(process)
 
         return noted
-
-    def _refusing(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._refuse(SPAWNS)
 
     def _noting_commands(self, start: Callable[..., None]) -> Callable[..., None]:
         def noted(process: Any, args: Any, *rest: Any, **named: Any) -> None:
@@ -109,6 +102,13 @@ class Processes:
             )
         if words and _PYTHON.match(os.path.basename(words[0])) and words[1:2] and words[1].endswith(".py"):
             self.scripts.append(words[1])
+
+
+def _of_another_number(number: int, workers: int) -> str:
+    return (
+        f"the script starts {number} training process{'' if number == 1 else 'es'} by torch.multiprocessing.spawn, and a trial "
+        f"has {counted(workers, 'worker')}; give --workers-per-trial {number}, or have the script start {workers}"
+    )
 
 
 class Reporting:

@@ -217,6 +217,7 @@ def test_the_clock_is_the_scripts_own(run: Run, folder: Path) -> None:
         ("graph_network.py", "GraphNet", "Adam", None),
         ("reinforce.py", "ActorCritic", "Adam", None),
         ("two_workers.py", "Net", "AdamW", 8),
+        ("spawned.py", "Sequential", "AdamW", 8),
     ],
 )
 def test_scripts_of_many_kinds_run_unchanged(run: Run, script: str, module: str, optimizer: str, samples: int | None) -> None:
@@ -254,8 +255,8 @@ def loss(p):
         ("input('which? ')\n", "asks on standard input"),
         ("import json, sys\njson.load(sys.stdin)\n", "; it read standard input, which is empty"),
         ("import sys\nfor line in sys.stdin:\n    print(line)\n", "; it read standard input, which is empty"),
-        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "write it for torchrun"),
-        ("from torch.multiprocessing import start_processes\nstart_processes(print, nprocs=2)\n", "write it for torchrun"),
+        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "a trial has 1 worker; give --workers-per-trial 2"),
+        ("from torch.multiprocessing import start_processes\nstart_processes(print, nprocs=2)\n", "or have the script start 1"),
         ("import subprocess\nsubprocess.run(['torchrun', '--nproc-per-node', '2', 'x.py'])\n", "its training with torchrun"),
         ("import os\nos.system('python -m torch.distributed.run x.py')\n", "with python -m torch.distributed.run"),
         ("import subprocess\nsubprocess.run('true', shell=True)\n", "without a training step"),
