@@ -263,7 +263,10 @@ class Applier:
         for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers, together=found.steps_together)):
             self._say(sentence)
         names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)
-        self._say(f"{self.settings.label}, applied to {names or 'nothing'}")
+        waits = ""
+        if names and self.settings.scope is not Scope.EAGER and self.settings.backend is None:
+            waits = "; the next step compiles it, which may take minutes"
+        self._say(f"{self.settings.label}, applied to {names or 'nothing'}{waits}")
 
 
 def _say_on_stderr(sentence: str) -> None:

@@ -108,6 +108,8 @@ class _ScriptCheck:
     is_well: bool = True
     done: list[TrialRecord] = field(default_factory=list)
     _num_runs: int = 0
+    _advised: list[str] = field(default_factory=list)
+    """Advice that was printed."""
 
     def check(self) -> int:
         """Looks at the script and prints the findings, as `check_script` says."""
@@ -211,9 +213,9 @@ class _ScriptCheck:
         yield from _step_time(found["step_ms_median"], found["data_wait_share"], speedup)
         if found["graphs"]:
             yield f"compiling took {found['compile_s']:.1f} s: {_graphs(found)}"
+        yield from short_findings(found)
         for reason in why_not_faster({**found, "data_wait_share": None}, speedup, settings.backend):
             yield f"not faster: {reason}"
-        yield from short_findings(found)
 
     def _breaks(self, settings: CompileSettings, run: _Run) -> Iterator[str]:
         yield _graphs(run.figures)
@@ -274,7 +276,13 @@ class _ScriptCheck:
         self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
 
     def _say(self, line: str) -> None:
-        """Prints a line below a heading; on a terminal, what is too long goes on further in."""
+        """Prints a line below a heading, without advice that stands above; on a terminal, what is too long goes on further in."""
+        for advice in self._advised:
+            line = line.replace(f"→ {advice}", "→ as above")
+            for mark in (":", ";"):
+                line = line.replace(f"{mark} {advice}", "; what helps stands above")
+        if line.startswith("  → "):
+            self._advised.append(line.removeprefix("  → "))
         say(self.console, f"  {line.rstrip()}", hanging=2)
 
 

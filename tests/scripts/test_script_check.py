@@ -94,6 +94,28 @@ def test_what_was_not_looked_at_in_time_is_said_and_not_guessed(
     assert "if it compiles as fast as other models" in said
 
 
+def test_advice_that_several_findings_share_is_printed_once(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compile_sweep.schema.outcome import Label, verdict_of
+
+    replay({key(EAGER): {}, key(FULL): {"graphs": 8}, key(REGIONAL): {}, key(FINAL): {"graphs": 8}})
+    right = {"numerics": {"status": "ok", "worst": "loss: off by 0 %"}}
+    monkeypatch.setattr(ScriptTrial, "judge_numbers", lambda self, *given: right)
+    recompiled = ["recompile: f", "  → make it a tensor"]
+    monkeypatch.setattr(script_check, "short_findings", lambda found: recompiled * (found["graphs"] > 1))
+    limit = verdict_of(Label.RECOMPILE_LIMIT, "f hit recompile_limit 8; make it a tensor")
+    monkeypatch.setattr(
+        script_check,
+        "judge_measurement",
+        lambda figures, claims_cudagraphs: limit if figures["graphs"] > 1 else _nothing_wrong(figures, claims_cudagraphs=False),
+    )
+    _, said = checked(capsys)
+    assert said.count("make it a tensor") == 1
+    assert said.count("do not use: recompile-limit: f hit recompile_limit 8; what helps stands above\n") == 2
+    assert "    → as above\n" in said
+
+
 def test_numbers_are_judged_as_those_of_the_compiled_setting_which_decides_the_advice(
     replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
