@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, normalize
 
+from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.numerics.finite_differences import (
@@ -217,6 +218,7 @@ def workload(*, in_place: bool) -> type[WorkloadFromModel]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.skipif(torch_version() >= (2, 15), reason="torch 2.15 reads the queue in time")
 @pytest.mark.parametrize("draws", ["", ",inductor.fallback_random=on"])
 def test_a_queue_that_inductor_reads_too_late_is_found_beside_a_momentum_encoder_with_noise(draws: str) -> None:
     settings = CompileSettings.parse(f"scope=full,dynamic=auto{draws}")
