@@ -179,17 +179,34 @@ def graphed_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any], com
     """The optimizer's compiled step, but its plain step where SGD or an optimizer that is not torch's creates its state.
 
     What a CUDA graph creates is overwritten when the graph runs again. Torch's other optimizers create theirs outside of it.
+    Graphs are skipped for what they change at no fixed address, so state that a second plain step changes in place is marked.
     """
     creates = isinstance(optimizer, torch.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
-    if is_of_torch(optimizer) and not creates:
+    of_torch = is_of_torch(optimizer)  # whose state Dynamo marks itself
+    if of_torch and not creates:
         return compiled
     begun: set[torch.Tensor] = set()
+    settled: set[torch.Tensor] = set()
+
+    def state_of(parameter: torch.Tensor) -> dict[int, torch.Tensor]:
+        state = optimizer.state.get(parameter, {})
+        values = state.values() if isinstance(state, dict) else ()
+        return {id(value): value for value in values if isinstance(value, torch.Tensor)}
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
-        used = {p for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        first = {p for p in used if p not in optimizer.state} - begun
-        begun.update(first)
-        return (step if first else compiled)(*args, **kwargs)
+        used = {p for group in optimizer.param_groups for p in group["params"] if p.grad is not None} - settled
+        if not used:
+            return compiled(*args, **kwargs)
+        before = {p: state_of(p) for p in used}
+        returned = step(*args, **kwargs)
+        for p in used:
+            after = state_of(p)
+            for same in before[p].keys() & after.keys():
+                torch._dynamo.mark_static_address(after[same], guard=False)
+            if of_torch or before[p] or p in begun:
+                settled.add(p)
+        begun.update(used)
+        return returned
 
     return stepped
 

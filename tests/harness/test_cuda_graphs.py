@@ -178,7 +178,7 @@ class OwnSGD(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("kind", "momentum", "num_plain"), [(torch.optim.SGD, 0.9, 1), (torch.optim.SGD, 0.0, 0), (OwnSGD, 0.9, 1), (OwnSGD, 0.0, 1)]
+    ("kind", "momentum", "num_plain"), [(torch.optim.SGD, 0.9, 1), (torch.optim.SGD, 0.0, 0), (OwnSGD, 0.9, 2), (OwnSGD, 0.0, 2)]
 )
 def test_a_step_that_creates_momentum_runs_uncompiled(kind: type[torch.optim.SGD], momentum: float, num_plain: int) -> None:
     weight = nn.Parameter(torch.ones(3))

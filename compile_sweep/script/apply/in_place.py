@@ -446,10 +446,11 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: 
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
     counts = not (is_of_torch(optimizer) or settings.claims_cudagraphs)
     arguments = {**compile_arguments(settings, Dynamic.AUTO if counts else Dynamic.STATIC), "fullgraph": False}
-    compiled: Call = with_tensor_rates(optimizer, _compile(inner, **arguments))
+    compiled: Call = _compile(inner, **arguments)
     marks = settings.claims_cudagraphs and ends_step
     if settings.claims_cudagraphs:
         compiled = graphed_step(optimizer, inner, compiled)
+    compiled = with_tensor_rates(optimizer, compiled)
     if marks:
         torch.compiler.cudagraph_mark_step_begin()
 
@@ -473,7 +474,7 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
 
     A compiled step is specialized to Python numbers, so a schedule would have it compiled again: at each step for SGD. Torch
     refuses tensors where `foreach=True` is given without `capturable=True`, and as SGD's momentum. Others may refuse them, too,
-    so they keep each number until it changes between two steps.
+    so they keep each number until it changes between two steps, but for the rate of a group that has a schedule.
     """
     of_torch = is_of_torch(optimizer)
     if of_torch and any(group.get("foreach") and not group.get("capturable") for group in optimizer.param_groups):
@@ -490,7 +491,8 @@ def with_tensor_rates(optimizer: Optimizer, step: Call) -> Call:
             group, name = groups[at[0]], at[1]
             number = group[name]
             parts = number if isinstance(number, tuple) else (number,)
-            if at not in tensors and ((of_torch and name == "lr") or left.get(at, number) != number):
+            scheduled = name == "lr" and (of_torch or "initial_lr" in group)
+            if at not in tensors and (scheduled or left.get(at, number) != number):
                 tensors[at] = tuple(torch.zeros((), device=group["params"][0].device) for _ in parts)
             if at in tensors:
                 filled = tuple(one.fill_(value) for one, value in zip(tensors[at], parts, strict=True))
