@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +94,13 @@ class _Run(NamedTuple):
         return {**self.outcome["measurement"], "findings": self.outcome["findings"]}
 
 
+_INDUCTOR_IS_WRONG = f"with backend={QUICK_BACKEND} its numbers are right: code that Inductor generates is at fault"
+_INDUCTOR_IS_RIGHT = (
+    f"with backend={QUICK_BACKEND} its numbers are not right either: Inductor is not at fault, so its options change nothing; "
+    "torch.compiler.disable on the function at fault, or scope=eager, leaves it out"
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class _ScriptCheck:
     """One check of a script."""
@@ -128,14 +135,14 @@ class _ScriptCheck:
         """Looks at the breaks of each scope by a quick backend, and at the whole model as a sweep compiles it."""
         quick = self.backend or QUICK_BACKEND
         full = CompileSettings.from_dict({"scope": "full", "dynamic": "auto", "backend": quick})
-        found = self._look(full, f"compiled as a whole ({full.label})", self._lines if self.backend else self._breaks)
+        found = quickly = self._look(full, f"compiled as a whole ({full.label})", self._lines if self.backend else self._breaks)
         if has_blocks and self.device is Device.CPU:
             self._look_at_blocks(quick)
         if found is not None and self.backend is None:
             final = CompileSettings.from_dict({"scope": "full", "dynamic": "auto"})
             found = self._look(final, f"compiled as a whole ({final.label})", self._lines)
         if isinstance(found, _Run) and time.monotonic() < self.budget.ends_at - _COMPARING_S:
-            self._say_numbers(found)
+            self._say_numbers(found, quickly if isinstance(quickly, _Run) and quickly is not found else None)
         elif isinstance(found, _Run):
             self._say_unknown("whether its numbers are those of eager runs")
         if has_blocks and self.device is Device.CUDA:
@@ -221,8 +228,12 @@ class _ScriptCheck:
         yield _graphs(run.figures)
         yield from short_findings(run.figures)
 
-    def _say_numbers(self, run: _Run) -> None:
-        """Compares the run's numbers with eager runs, and says how far they are apart."""
+    def _say_numbers(self, run: _Run, quickly: _Run | None) -> None:
+        """Compares the run's numbers with eager runs, and says how far they are apart, and which part of torch is at fault.
+
+        Args:
+            quickly: The run of the same scope by the quick backend, if there was one.
+        """
         from compile_sweep.script.trial import OutOfTime, RunFailed  # loads torch
 
         with self.console.status("comparing its numbers with those of eager runs …"):
@@ -241,10 +252,20 @@ class _ScriptCheck:
             self._say(line)
         numerics = numbers["numerics"]
         self._say(f"its numbers beside those of eager runs: {numerics['status']} ({numerics['worst']})")
+        stage = None
+        if quickly is not None and numerics["status"] == "diverges":
+            with suppress(OutOfTime, RunFailed):
+                trial = self._trial(quickly.settings, quickly.folder.parent, lambda phase: None)
+                lesser = trial.judge_numbers(quickly.folder, quickly.outcome, [])["numerics"]
+                stage = _INDUCTOR_IS_WRONG if lesser["status"] == "ok" else _INDUCTOR_IS_RIGHT
+                if stage is _INDUCTOR_IS_RIGHT:
+                    numerics |= {"advice": lesser["advice"]}
         verdict = judge_measurement({**run.figures, **numbers}, claims_cudagraphs=False)
         if verdict.label is not None and numerics["status"] != "ok":
             self.is_well = False
             self._say(f"do not use: {verdict.label}: {verdict.reason}")
+        if stage is not None:
+            self._say(stage)
 
     def _say_unfinished(self, settings: CompileSettings, progress: Mapping[str, Any]) -> None:
         """Says what a run that the time budget ended had found, and what it had not."""

@@ -94,6 +94,29 @@ def test_what_was_not_looked_at_in_time_is_said_and_not_guessed(
     assert "if it compiles as fast as other models" in said
 
 
+@pytest.mark.parametrize(
+    ("quickly", "said"),
+    [
+        ("ok", "with backend=aot_eager its numbers are right: code that Inductor generates is at fault"),
+        ("diverges", "with backend=aot_eager its numbers are not right either: Inductor is not at fault"),
+    ],
+)
+def test_the_part_of_torch_that_computes_other_numbers_is_named(
+    quickly: str,
+    said: str,
+    replay: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses = iter(["diverges", quickly])
+    monkeypatch.setattr(
+        ScriptTrial, "judge_numbers", lambda self, *given: {"numerics": {"status": next(statuses), "worst": "", "advice": None}}
+    )
+    replay({key(EAGER): {}, key(FULL): {"graphs": 1}, key(REGIONAL): {}, key(FINAL): {"graphs": 1}})
+    _, printed = checked(capsys)
+    assert said in printed
+
+
 def test_advice_that_several_findings_share_is_printed_once(
     replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ _EAGER_LEVERS = (
 """Fields that change how eager code computes."""
 
 _MIX = "triton.mix_order_reduction"
-_MIXED = f"inductor.{_MIX}=off on a GPU, where it leaves out gradients of norms that share a scale or shift (pytorch 193061)"
+_MIXED = f"inductor.{_MIX}=off, which leaves out gradients of norms that share a scale or shift (pytorch 193061)"
 
 _LAYOUT = "layout_optimization"
 _LAID_OUT = f"inductor.{_LAYOUT}=off, if the model has convolutions"
@@ -118,9 +118,13 @@ def _advice(
         ]
         others = others or ["backend=aot_eager, which shows whether Inductor's code is at fault"]
         named = {_LAYOUT: _LAID_OUT, _MIX: _MIXED}
-        named = {option: text for option, text in named.items() if uses_inductor and option not in options}
+        named = {
+            option: text
+            for option, text in named.items()
+            if uses_inductor and option not in options and (on_gpu or option != _MIX)
+        }
         text = f"try {'; '.join([*others, *named.values()])}"
-        return Advice(text, ",".join(f"inductor.{option}=off" for option in named if on_gpu or option != _MIX) or None)
+        return Advice(text, ",".join(f"inductor.{option}=off" for option in named) or None)
     if stale := advice_on_stale_number(recompiles):
         return Advice(stale)
     if settings.scope is Scope.EAGER:
@@ -141,14 +145,14 @@ def _advice(
             "pattern_matcher",
             "inductor.pattern_matcher=off, because before 2.15 torch's rewrites lose alpha in x.add(a @ b, alpha=0.1) and addmm",
         ),
-        (uses_inductor, _MIX, _MIXED),
+        (uses_inductor and on_gpu, _MIX, _MIXED),
         (uses_inductor, _LAYOUT, _LAID_OUT),
         (uses_inductor, "", "backend=aot_eager, which shows whether Inductor's code is at fault"),
         (not is_script, "", bisect),
     ]
     tries = {option or text: text for applies, option, text in possible if applies and option not in options}
     # Together they cost one trial. fallback_random mends nothing, and layout_optimization=off makes convolutions slow.
-    mending = {"emulate_precision_casts": "on", "pattern_matcher": "off", **({_MIX: "off"} if on_gpu else {})}
+    mending = {"emulate_precision_casts": "on", "pattern_matcher": "off", _MIX: "off"}
     remedy = ",".join(f"inductor.{option}={value}" for option, value in mending.items() if option in tries)
     return Advice(f"try {'; '.join(tries.values())}" if tries else None, remedy or None)
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,10 +287,12 @@ def test_where_gradients_are_wrong_nothing_is_advised_that_the_setting_has(
 ) -> None:
     wrong = GradientCheck(outcome=Outcome.WRONG, error=0.5, allowed=0.03, layers={"head": 0.5})
     chosen = CompileSettings.parse(spelled)
-    found = judge(run(99, 2e-3), references(0, 2e-3, draws=True), [], gradient_check=wrong, settings=chosen, is_script=is_script)
+    judged = partial(judge, run(99, 2e-3), references(0, 2e-3, draws=True), [], gradient_check=wrong, settings=chosen)
+    found = judged(is_script=is_script, on_gpu=True)
     assert found.status is NumericsStatus.DIVERGES
     advice = found.advice or ""
     assert all(word in advice for word in tried)
+    assert "mix_order" not in (judged(is_script=is_script).advice or ""), "only kernels for GPUs have that reduction"
     assert not any(word in advice for word in never)
 
 
