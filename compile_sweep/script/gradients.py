@@ -157,10 +157,14 @@ class _Call:
         self._target, self._run, self._averages = target, run, averages
         # The arguments on their original devices, and those that require gradients.
         tensors: dict[int, Tensor] = {}
+        self._dtypes: dict[int, torch.dtype] = {}  # of half-precision inputs with gradients, which move in float32 like weights
 
         def moved(kept: _Kept) -> Tensor:
             if id(kept) not in tensors:
-                tensors[id(kept)] = kept.values.to(kept.device).requires_grad_(kept.requires_grad)
+                values = kept.values.to(kept.device)
+                values = values.float() if kept.requires_grad and _is_half(values.dtype) else values
+                tensors[id(kept)] = values.requires_grad_(kept.requires_grad)
+                self._dtypes[id(values)] = kept.values.dtype
             return tensors[id(kept)]
 
         there = pytree.tree_map_only(_Kept, moved, recorded.arguments)
@@ -190,7 +194,7 @@ class _Call:
             torch.compiler.cudagraph_mark_step_begin()
         with torch.enable_grad(), torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None):
             full = self._autocast is not None and not torch.is_autocast_enabled(kind)  # compared in full precision
-            args, kwargs = pytree.tree_map_only(Tensor, partial(_passed, in_full=full), self._arguments)
+            args, kwargs = pytree.tree_map_only(Tensor, partial(self._passed, in_full=full), self._arguments)
             outputs = list(tensors_of(self._run(*args, **kwargs)))
         reached = [(outputs[index], outer) for index, outer in self._outer.items()]
         # The others die before the backward pass, as they do in the script: CUDA graphs were recorded so, and refuse to differ.
@@ -214,6 +218,12 @@ class _Call:
                     hooks.enter_context(leaf.register_hook(_copied))
                 self.gradients = torch.autograd.grad(tensors, leaves, outers, allow_unused=True)
         return total + self._offset
+
+    def _passed(self, tensor: Tensor, *, in_full: bool) -> Tensor:
+        """Returns an argument as it is passed on: a copy of one that requires gradients, and in full precision if asked."""
+        dtype = self._dtypes.get(id(tensor), tensor.dtype)
+        passed = tensor.to(torch.float32 if in_full and _is_half(dtype) else dtype)
+        return passed.clone() if tensor.requires_grad and passed is tensor else passed
 
 
 def inner_call(target: Target, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,10 +284,8 @@ def _copied(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.clone()  # before torch 2.12, hooks also get gradients that do not exist
 
 
-def _passed(tensor: Tensor, *, in_full: bool) -> Tensor:
-    """Returns an argument as it is passed on: a copy of one that requires gradients, and in full precision if asked."""
-    passed = tensor.float() if in_full and tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
-    return passed.clone() if tensor.requires_grad and passed is tensor else passed
+def _is_half(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize < 4
 
 
 def _real(tensor: Tensor) -> Tensor:

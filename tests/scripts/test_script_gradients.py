@@ -84,6 +84,49 @@ def test_right_gradients_are_right(dropout: float, autocast: bool, run: Run, fol
         assert (found.outcome, found.reason, found.share_checked) == (Outcome.OK, None, 1.0)
 
 
+APART = """
+import torch
+from torch import nn
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x):
+        weight = self.linear.weight
+        if torch.compiler.is_compiling():  # the same value, another gradient
+            weight = FACTOR * weight - ((FACTOR - 1) * weight).detach()
+        return nn.functional.linear(x.tanh(), weight, self.linear.bias)
+
+torch.manual_seed(0)
+body, head = nn.Linear(16, 64), Head()
+optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.0)
+while True:
+    x = torch.randn(512, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = head(body(x))
+    loss = nn.functional.cross_entropy(scores.float(), x.argmax(1) % 10)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, Outcome.OK), (3.0, Outcome.WRONG)])
+def test_a_module_whose_input_has_gradients_in_half_precision_is_checked(
+    factor: float, outcome: Outcome, run: Run, folder: Path
+) -> None:
+    (folder / "apart.py").write_text(APART.replace("FACTOR", str(factor)))
+    session, error = run("apart.py", AOT)
+    assert error is session.error is None
+    found = session.gradient_check
+    assert found is not None
+    assert found.outcome is outcome, found.reason
+    assert list(found.layers)[:1] == (["head.linear"] if outcome is Outcome.WRONG else [])
+
+
 CONVOLUTIONS = """
 import torch
 from torch import nn
