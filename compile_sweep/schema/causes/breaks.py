@@ -374,7 +374,7 @@ BREAKS = (
         "recurrent layer",
         "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
         "(torch._dynamo.config.allow_rnn = True), which unrolls the layer into a graph for each length, for an LSTM on a CPU "
-        "with torch.backends.mkldnn.enabled = False, or leave the layer eager and compile the modules around it",
+        "with torch.backends.mkldnn.enabled = False, or compile the modules around it, or capture the step by torch.cuda.graph",
         headline=r"wrap RNN, GRU, or LSTM",
         explanation=r"does not support RNN, GRU, or LSTM",
     ),
