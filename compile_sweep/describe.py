@@ -24,6 +24,7 @@ from compile_sweep.schema.choices import Attention
 from compile_sweep.schema.errors import CompileSweepError, SettingsError, WorkloadError
 from compile_sweep.schema.setting_text import format_value
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import spoken_number
 
 if TYPE_CHECKING:
     from compile_sweep.contract.base import Workload
@@ -200,7 +201,7 @@ def _model_lines(workload: Workload) -> Iterator[str]:
     """Yields what a check says about a workload before it runs it."""
     model = workload.build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {parameters / 1e6:,.1f} million parameters"
+    yield f"{'trains' if workload.trains else 'infers only, without an optimizer'}; {spoken_number(parameters)} parameters"
     least = f"{workload.min_length} to" if workload.min_length > 1 else "at most"
     lengths = f"of length {least} {workload.max_length}" if not workload.has_one_shape else "all of one shape"
     yield f"batches: {workload.pool_batches} of {workload.batch_size} samples, {lengths}"

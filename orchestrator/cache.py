@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.schema.errors import CacheError, SettingsError
 from compile_sweep.schema.journal import read_regular, written_whole
 from compile_sweep.schema.settings import CompileSettings
+from compile_sweep.schema.visible_text import counted, for_terminal
 from orchestrator.artifacts import ArtifactStore, Manifest, SigningKey, environment_facts, open_store, trial_facts
 from orchestrator.artifacts.explain import Side, explain, nearest, sentences
 from orchestrator.artifacts.object_store import normalized
@@ -131,31 +130,30 @@ def _dispatch(prog: str, words: Sequence[str]) -> int:
 def _list(options: ListOptions) -> int:
     store = _open(options)
     listing, uses = store.manifests(), store.uses()
-    table = Table(box=None, pad_edge=False)
-    for title in ("id", "made by", "workload", "settings", "environment", "made at"):
-        table.add_column(title, overflow="fold")
-    for title in ("entries", "MB", "hits"):
-        table.add_column(title, justify="right")
-    contents: dict[str, int] = {}
-    for manifest in listing.manifests:
-        contents |= {entry.digest: entry.size_bytes for entry in manifest.entries}
-        table.add_row(
-            manifest.id[:SHOWN_DIGITS],
-            manifest.maker,
-            f"{manifest.workload} {manifest.size}",
-            _label(manifest.settings_key),
-            manifest.environment[:SHOWN_DIGITS],
-            f"{datetime.fromisoformat(manifest.created_at).astimezone():%Y-%m-%d %H:%M}",
-            str(len(manifest.entries)),
-            f"{manifest.size_bytes / 1e6:.1f}",
-            str(uses.get(manifest.id, Use()).hits),
-        )
-    if listing.manifests:
-        Console(soft_wrap=True, markup=False, highlight=False, emoji=False).print(table)
+    contents = {entry.digest: entry.size_bytes for manifest in listing.manifests for entry in manifest.entries}
+    for line in _listed(listing.manifests, uses):
+        print(for_terminal(line, sys.stdout))
     apart = sum(manifest.size_bytes for manifest in listing.manifests)
     held = sum(contents.values())
-    print(f"{store.location}: {len(listing.manifests)} manifests; {held / 1e6:.1f} MB, {apart / 1e6:.1f} MB if each kept its own")
+    number = counted(len(listing.manifests), "manifest")
+    print(f"{store.location}: {number}; {held / 1e6:.1f} MB, {apart / 1e6:.1f} MB if each kept its own")
     return _tell(listing.refused)
+
+
+def _listed(manifests: Sequence[Manifest], uses: Mapping[str, Use]) -> Iterator[str]:
+    """Yields the headings, and two lines for each manifest, which fit a terminal: its figures, and below them what it is of."""
+    rows = [["id", "made by", "made at", "entries", "MB", "hits"]]
+    for manifest in manifests:
+        made_at = datetime.fromisoformat(manifest.created_at).astimezone()
+        figures = len(manifest.entries), f"{manifest.size_bytes / 1e6:.1f}", uses.get(manifest.id, Use()).hits
+        rows.append([manifest.id[:SHOWN_DIGITS], manifest.maker, f"{made_at:%Y-%m-%d %H:%M}", *map(str, figures)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join((str.ljust if at < 3 else str.rjust)(row[at], widths[at]) for at in range(len(widths))) for row in rows]
+    yield from lines[: 1 if manifests else 0]
+    for line, manifest in zip(lines[1:], manifests, strict=True):
+        yield line
+        environment = manifest.environment[:SHOWN_DIGITS]
+        yield f"  {manifest.workload} {manifest.size}: {_label(manifest.settings_key)}; environment {environment}"
 
 
 def _show(options: ShowOptions) -> int:
@@ -184,10 +182,11 @@ def _verify(options: VerifyOptions) -> int:
         fetched = store.fetch([entry for entry in manifest.entries if entry.digest not in good], manifest.environment)
         good |= {artifact.digest for artifact in fetched.artifacts}
         refused += [f"{manifest.id[:SHOWN_DIGITS]} {sentence}" for sentence in fetched.refused]
-    print(f"{store.location}: {len(listing.manifests)} manifests and {len(good)} contents are as they were published")
+    number = counted(len(listing.manifests), "manifest")
+    print(f"{store.location}: {number} and {len(good)} contents are as they were published")
     if options.remove:
         removed = store.remove_refused()
-        print(f"removed {removed} manifests")
+        print(f"removed {counted(removed, 'manifest')}")
     return _tell(refused)
 
 
@@ -201,10 +200,10 @@ def _gc(options: GcOptions) -> int:
         max_bytes=None if options.max_gb is None else int(min(options.max_gb, 1e12) * 1e9),
     )
     print(
-        f"{store.location}: removed {collected.manifests} manifests and {collected.blobs} contents, "
+        f"{store.location}: removed {counted(collected.manifests, 'manifest')} and {collected.blobs} contents, "
         f"{collected.freed_bytes / 1e6:.1f} MB; {collected.kept_bytes / 1e6:.1f} MB are left"
         + (
-            f"; contents stay while {collected.unread} manifests cannot be read, see `verify --remove`"
+            f"; contents stay while {counted(collected.unread, 'manifest')} cannot be read, see `verify --remove`"
             if collected.unread
             else ""
         )

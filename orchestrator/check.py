@@ -11,7 +11,7 @@ if __name__ == "__main__":  # before imports that fail without the extra `run`
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -40,6 +40,7 @@ from orchestrator.plan.scripts import job_of, parse_own, split_arguments
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import Servers
 from orchestrator.view.explain import DEADLINE_S, Subject, measured_alone
+from orchestrator.view.printed import say
 from orchestrator.view.script_check import SCRIPT_BUDGET_S, TimeBudget, check_script
 
 PROG = "python -m orchestrator.check"
@@ -135,11 +136,9 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
             return _show_largest_batch(options, describer, target, about, device, console)
         describer.ask("first_step", size=target.size, **about)
         model = describer.ask("model", size=target.size, **about)
-        for line in model["lines"]:
-            console.print(f"  {line}")
+        _say_below(console, model["lines"])
         padding_lines, works = _padding(describer, target, about)
-        for line in padding_lines:
-            console.print(f"  {line}")
+        _say_below(console, padding_lines)
         said = {*model["lines"], *padding_lines}
         to_try = _to_try(options, target, has_regions=model["has_regions"], pads=works)
         recipes = _recipes(target)  # asks the describer, which would otherwise start again after the trials
@@ -151,19 +150,22 @@ def _check(options: Options, arguments: Sequence[str] | None) -> int:
                 console.print(f"\n{settings.label}", style="bold")
                 with console.status("starting") as status:  # moves on a terminal, and prints nothing elsewhere
                     of_scope.append(_try(settings, options, target, device, servers, status.update))
-                for line in _findings(of_scope[-1], target, of_scope[:-1]):
-                    if line not in said:
-                        console.print(f"  {line}")
+                found = _findings(of_scope[-1], target, of_scope[:-1])
+                _say_below(console, [line for line in found if line not in said])
                 if of_scope[-1].verdict == "" or (target.has_one_shape and of_scope[-1].label in _NOT_OF_LENGTHS):
                     break
             tried += of_scope
             works = works and of_scope[-1].verdict == ""
             if len(of_scope) > 1:
-                console.print(f"  scope={of_scope[0].settings.scope}: {_which_works(of_scope)}")
+                _say_below(console, [f"scope={of_scope[0].settings.scope}: {_which_works(of_scope)}"])
     console.print("\na sweep", style="bold")
-    for line in _costs(recipes, tried, target, device):
-        console.print(f"  {line}")
+    _say_below(console, _costs(recipes, tried, target, device))
     return 0 if works else 1
+
+
+def _say_below(console: Console, lines: Iterable[str]) -> None:
+    """Prints lines below a heading; on a terminal, they break between words and go on further in."""
+    say(console, *(f"  {line}" for line in lines), hanging=2)
 
 
 def _show_largest_batch(
@@ -179,7 +181,7 @@ def _show_largest_batch(
         console.print(f"\n{settings.label}", style="bold")
         tried = describer.ask("largest_batch", size=target.size, settings=settings.key, device=str(device), **about)
         peaks = {str(one["batch_size"]): one["peak_memory_bytes"] for one in tried}
-        console.print(f"  {largest_batch_text(peaks, target.batch_size)}", soft_wrap=True)
+        _say_below(console, [largest_batch_text(peaks, target.batch_size)])
         all_fit = all_fit and largest_fitting(peaks) is not None
     return 0 if all_fit else 1
 

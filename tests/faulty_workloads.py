@@ -149,7 +149,7 @@ class Deceptive(SuppressesErrors):
     """
 
     model_class = _Deceptive
-    window_s = 2.0
+    window_s = 0.3
 
     def pool(self, policy: ShapePolicy, *, rank: int, device: torch.device) -> Sequence[Batch]:
         multiple = policy.multiple if isinstance(policy, PadToLongest) else None

@@ -227,16 +227,23 @@ def test_what_a_trainers_controller_unpickles_starts_no_torch(repository: Path) 
 
 @pytest.mark.slow
 def test_the_process_of_a_trial_starts_no_torch(repository: Path) -> None:
-    assert loaded_by("import orchestrator.run.trial", {"torch", "transformers"}, repository) == []
+    code = "import orchestrator.run.trial\nfrom orchestrator.guard.watchdog import parse_crash_report\nparse_crash_report('')"
+    assert loaded_by(code, {"torch", "transformers"}, repository) == []
 
 
 @pytest.mark.slow
 def test_a_plan_loads_no_compiler_where_neither_settings_nor_the_models_library_do(repository: Path) -> None:
     code = (
-        "import contextlib, io\n"
+        "import contextlib, io, json, sys\n"
+        "from compile_sweep.describe import answer_or_error\n"
+        "from orchestrator.plan.describer import Describer\n"
         "from orchestrator.sweep import main\n"
-        "with contextlib.redirect_stdout(io.StringIO()):\n"
-        "    assert main(['modes', '--workload', 'layers', '--size', 'tiny', '--dry-run']) == 0"
+        "Describer.start = lambda describer: sys.path.append('tests')\n"
+        "Describer._answered = lambda describer, question: answer_or_error(json.loads(question))\n"  # not in another process
+        "for workload in ('layers', 'toy_workloads:Toy'):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        assert main(['modes', '--workload', workload, '--dry-run']) == 0\n"
+        "assert 'torch' in sys.modules"
     )
     assert loaded_by(code, {"torch._dynamo", "torch._inductor"}, repository) == []
 

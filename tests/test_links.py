@@ -1,4 +1,4 @@
-"""Every link in the documentation has a target: the file exists, and so does the heading of an anchor."""
+"""Every link in the documentation has a target: the file exists, and so does the heading of an anchor; files named are there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-PAGES = sorted(
+FILES = [
     REPOSITORY / name
     for name in subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.split()
-)  # fmt: skip
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+]
+PAGES = sorted(path for path in FILES if path.suffix == ".md")
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
+SOURCE = re.compile(r"`([\w./-]+\.(?:py|js|css|html|yaml|sh|toml))`")
+NAMES_OTHERS = {"scripts.md", "tutorial.md", "workloads.md"}
+"""Pages that name files of other projects, or those that a reader writes."""
+TELLS_HISTORY = {"decisions.md", "log.md", "results.md"}
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
@@ -44,3 +53,15 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+def test_files_that_pages_on_this_repository_name_exist() -> None:
+    names = {path.name for path in FILES}
+    named = {
+        (page.name, file)
+        for page in (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md"))
+        if page.name not in NAMES_OTHERS | TELLS_HISTORY
+        for file in SOURCE.findall(page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert {(page, file) for page, file in named if Path(file).name not in names | {"NAME.py"}} == set()

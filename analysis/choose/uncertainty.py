@@ -11,15 +11,16 @@ apart. Pure functions.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, dominated, floats, on_front, signs_of, usable
-from analysis.formatting import percent
+from analysis.formatting import percent, text
 from compile_sweep.schema.objectives import INTERVALS, Goal
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches
 
 DRAWS = 1000  # gives a probability of 5 % a standard error of 1.4 percentage points or less
@@ -192,14 +193,15 @@ def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]
     """Returns the figures of each setting with several valid measurements: usable, undisturbed, in one environment."""
     if name not in attempts or "settings_key" not in attempts or not attempts["settings_key"].duplicated().any():
         return []
-    alike = ["settings_key", "num_workers", "environment_key"]
-    looked_at = {*alike, "status", "caches", "contended", name}  # of about a hundred columns, all of which would be copied by row
-    trials = usable(attempts[sorted(looked_at)], name)
-    floor = USUAL.get(name, EXACT).floor
-    fit = (trials["caches"] == Caches.COLD) & ~trials["contended"].fillna(False) & (floats(trials[name]) > 2 * floor)
-    trials = trials[fit.to_numpy(dtype=bool)]
-    several = trials[trials.duplicated(alike, keep=False)]
-    return [floats(group[name]) for _, group in several.groupby(alike, dropna=False)]
+    values = floats(attempts[name])
+    fit = (attempts["status"] == Status.OK) & (attempts["caches"] == Caches.COLD) & ~attempts["contended"].fillna(False)
+    fit &= np.isfinite(values) & (values > 2 * USUAL.get(name, EXACT).floor)
+    alike = zip(*(attempts[column] for column in ("settings_key", "num_workers", "environment_key")), strict=True)
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for is_fit, key, value in zip(fit.to_numpy(dtype=bool), alike, values, strict=True):
+        if is_fit:
+            groups.setdefault(tuple(text(part) for part in key), []).append(value)
+    return [np.array(group) for group in groups.values() if len(group) > 1]
 
 
 def chance(share: float) -> str:

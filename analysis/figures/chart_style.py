@@ -74,6 +74,7 @@ def base_layout(title: str | None = None) -> go.Layout:
         xaxis=axis,
         yaxis={**axis, "tickformat": ",~r"},
         legend={
+            "maxheight": 1,  # of the chart's height; by default a legend scrolls above half of it
             "orientation": "h",
             "x": 0.0,
             "xanchor": "left",

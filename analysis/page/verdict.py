@@ -3,6 +3,7 @@
 Also lists the front for the report: each member's figures, its probability, and what cannot be told apart from it.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -208,7 +209,11 @@ def _intervals(trials: pd.DataFrame) -> str:
         f"{_name(trial)} ({span(trial['samples_per_s_low'], trial['samples_per_s_high'], 'samples/s')})"
         for _, trial in trials.sort_values("samples_per_s", ascending=False, kind="stable").iterrows()
     ]
-    return ", ".join(rates[:3]) + (f" and {len(rates) - 3} more" if len(rates) > 3 else "")
+    return _listed(rates if len(rates) <= 3 else [*rates[:3], f"{len(rates) - 3} more"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
@@ -285,7 +290,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
 def _names(trials: pd.DataFrame) -> str:
     """Names up to three; for more, says only how many."""
     names = [_name(trial) for _, trial in trials.iterrows()]
-    return ", ".join(names) if len(names) <= 3 else f"{len(names)} settings"
+    return _listed(names) if len(names) <= 3 else f"{len(names)} settings"
 
 
 def _name(trial: pd.Series) -> str:

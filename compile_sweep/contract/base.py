@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from compile_sweep.contract.inspect_model import preferred_memory_format
+from compile_sweep.contract.inspect_model import preferred_memory_format, without_values
 from compile_sweep.contract.options import (
     Option,
     check_inference,
@@ -252,7 +252,7 @@ class Workload(ABC):
         if self.convolutional is False:
             return None
         try:
-            with torch.device("meta"):  # shapes without values, so that a large model takes no memory here
+            with without_values():
                 # A separate workload, because this one may keep the model that it built.
                 return preferred_memory_format(type(self)(self.size, self.seed).build_model())
         except Exception:  # some models can only be built with values; they get no proposal

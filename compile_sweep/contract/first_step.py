@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from compile_sweep.contract.base import Workload
 from compile_sweep.contract.batches import unchanged
 from compile_sweep.contract.from_model import ModelWorkload
-from compile_sweep.contract.model_and_loss import MODEL, ModelAndLoss, model_loss
+from compile_sweep.contract.model_and_loss import MODEL, AccumulatedLoss, ModelAndLoss, model_loss, model_outputs
 from compile_sweep.contract.seeding import seeded
 from compile_sweep.schema.causes.places import place_of
 from compile_sweep.schema.errors import CompileSweepError, WorkloadError
@@ -119,7 +119,7 @@ def _explained(workload: ModelWorkload, raw: Mapping[str, Tensor], what: str = "
 
 def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exception, what: str) -> str:
     came = ", ".join(f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in raw.items())
-    own, function = type(workload).loss_fn is not model_loss, workload.loss_name
+    own, function = _has_own_loss(workload), workload.loss_name
     if isinstance(error, KeyError) and own and not what and not (error.args[:1] == (None,) and _texts(workload)):
         asked = error.args[0] if error.args else "?"
         return f"{function} asks its batch for {asked!r}, which batch_fn does not put in; batches have {came}"
@@ -131,14 +131,20 @@ def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exce
     where = _place(error)
     if not what:
         what = f"{function}, or the model that it calls," if own else "the model, called with the batch,"
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    whole = str(workload.build_model().get_submodule(MODEL))  # Python names what it could not call by its text
+    reason = f"{type(error).__name__}: {' '.join(str(error).replace(whole, 'the model').split())}"
     hint = _hint(workload, str(error), function)
     return f"{what} failed{where} in eager mode, before anything was compiled: {reason}; the batch has {came}{hint}"
 
 
+def _has_own_loss(workload: ModelWorkload) -> bool:
+    loss = type(workload).loss_fn
+    return (loss.loss_fn if isinstance(loss, AccumulatedLoss) else loss) not in (model_loss, model_outputs)
+
+
 def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
     """Returns what is usually wrong, for errors that do not say it."""
-    if type(workload).loss_fn is model_loss and "unexpected keyword argument" in reason:
+    if not _has_own_loss(workload) and "unexpected keyword argument" in reason:
         return "; without loss_fn, the model is called as model(**batch): name its tensors as forward does, or give loss_fn"
     model = type(workload.build_model().get_submodule(MODEL)).__name__
     if f"must be Tensor, not {model}" in reason or f"{model!r} object has no attribute" in reason:

@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from compile_sweep.contract.batch_changes import Dims
 from compile_sweep.schema.choices import MemoryFormat
@@ -65,6 +66,24 @@ def _is_own_layer(module: nn.Module) -> bool:
 def _is_own(module: nn.Module) -> bool:
     forward = getattr(type(module), "forward", None)  # the class of a torch.jit.ScriptModule has none
     return forward is not None and not forward.__module__.startswith("torch.")
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves out normal random numbers for tensors without values: torch would load its compiler for them, in a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.normal_, Tensor.normal_):
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Makes models with shapes but without values, so that a large one takes no memory here."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 def preferred_memory_format(model: nn.Module) -> MemoryFormat | None:
@@ -146,7 +165,7 @@ def model_facts(workload: Workload) -> dict[str, Any]:
     for device in ("meta", "cpu"):
         try:
             other = type(workload)(workload.size, workload.seed) if device == "meta" else workload  # makes batches with values
-            with torch.device(device):
+            with without_values() if device == "meta" else torch.device(device):
                 model = other.build_model()
             blocks = other.regions(model)
         except Exception:  # a user's functions may raise anything, and no plan requires these facts
@@ -267,15 +286,16 @@ def find_reused_modules(model: nn.Module, inside: str, batch: Mapping[str, Tenso
     with ExitStack() as undo, torch.random.fork_rng(devices=[]), torch.enable_grad():
         for name, module in model.get_submodule(inside).named_modules(prefix=inside):
             is_block = any(module.children()) or _is_own_layer(module) or isinstance(module, nn.RNNCellBase)
-            if name != inside and is_block and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            if name == inside or (is_block and not isinstance(module, nn.ModuleList | nn.ModuleDict)):
 
                 def count(module: nn.Module, args: Any, name: str = name) -> None:
                     called[name] = called.get(name, 0) + 1
 
                 undo.callback(module.register_forward_pre_hook(count).remove)
         _run_on_shapes(model, batch, before_again=called.clear)
+    of_model = called.pop(inside, 1)  # more than one where a loss calls it for each of two views, or batches are split
     fewest = {name: 2 if any(model.get_submodule(name).children()) else _FEWEST_LAYERS for name in called}
-    often = [name for name, calls in called.items() if calls >= fewest[name]]
+    often = [name for name, calls in called.items() if calls >= fewest[name] * of_model]
     return [name for name in often if not any(name.startswith(f"{other}.") for other in often)]
 
 

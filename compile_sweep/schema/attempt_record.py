@@ -271,6 +271,9 @@ def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
+        if set(map(type, value)) <= {float, int}:  # a record can have thousands of steps, so avoid a Python call for each
+            yield from filter(math.isfinite, value)
+            return
         for inner in value:
             yield from _numbers(inner)
     elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

@@ -35,7 +35,7 @@ def visible_values(value: Any) -> Any:
         return visible(value, keep="\n")
     if isinstance(value, Mapping):
         return {visible_values(name): visible_values(member) for name, member in value.items()}
-    if isinstance(value, list | tuple) and not all(isinstance(member, int | float) for member in value):
+    if isinstance(value, list | tuple) and not set(map(type, value)) <= {bool, float, int}:
         return [visible_values(member) for member in value]
     return value
 
@@ -52,6 +52,14 @@ def _is_space(one: str) -> bool:
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: 1 trial, 2 trials."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def spoken_number(number: int) -> str:
+    """Formats a number as people say it: 9,490 or 124 million."""
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,}"
 
 
 def for_terminal(text: str, stream: TextIO | None) -> str:

@@ -29,7 +29,7 @@ _worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")  # what
 
 ELSEWHERE = (
     "the script never trains in its own process; it starts others, in which nothing can be measured: write it for torchrun and "
-    "give --workers-per-trial"
+    "sweep with --workers-per-trial"
 )
 
 _PYTHON = re.compile(r"python[\d.]*$")
@@ -98,7 +98,7 @@ class Processes:
         if launcher := launcher_in(words):
             self._refuse(
                 f"the script starts its training with {launcher}, in processes in which nothing can be measured; name the script "
-                "that this runs, and give --workers-per-trial"
+                "that this runs, and sweep with --workers-per-trial"
             )
         if words and _PYTHON.match(os.path.basename(words[0])) and words[1:2] and words[1].endswith(".py"):
             self.scripts.append(words[1])
@@ -107,7 +107,7 @@ class Processes:
 def _of_another_number(number: int, workers: int) -> str:
     return (
         f"the script starts {number} training process{'' if number == 1 else 'es'} by torch.multiprocessing.spawn, and a trial "
-        f"has {counted(workers, 'worker')}; give --workers-per-trial {number}, or have the script start {workers}"
+        f"has {counted(workers, 'worker')}; sweep with --workers-per-trial {number}, or have the script start {workers}"
     )
 
 
@@ -150,7 +150,8 @@ def _elsewhere(process: BaseProcess) -> str:
     runs = "a worker of a pool" if is_pools else f"which runs {getattr(target, '__name__', type(process).__name__)}"
     return (
         f"the script trains in a process that it starts itself with multiprocessing, {runs}, where nothing can be measured; "
-        "write it for torchrun, which sets RANK and WORLD_SIZE, and give --workers-per-trial, or have it train in its own process"
+        "write it for torchrun, which sets RANK and WORLD_SIZE, and sweep with --workers-per-trial, or have it train in its own "
+        "process"
     )
 
 

@@ -19,6 +19,7 @@ from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.visible_text import spoken_number
 from compile_sweep.script.apply.huggingface import float32_experts
 from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
@@ -183,7 +184,7 @@ def _findings(session: Session) -> Iterator[str]:
         dims = _named_dimensions(target.changing())
         yield ", ".join(
             [
-                f"module {target.name}: {type(target.module).__name__} of {_count(size)} parameters",
+                f"module {target.name}: {type(target.module).__name__} of {spoken_number(size)} parameters",
                 f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks",
                 f"batches that change in {dims}" if dims else "batches of one shape in the first steps",
                 *(["random numbers in the forward"] if target.draws else []),
@@ -200,7 +201,7 @@ def _findings(session: Session) -> Iterator[str]:
     for target in found.frozen:
         size = sum(weights.numel() for weights in target.module.parameters())
         kind = type(target.module).__name__
-        yield f"module {target.name}: {kind} of {_count(size)} parameters, called in every step and not trained"
+        yield f"module {target.name}: {kind} of {spoken_number(size)} parameters, called in every step and not trained"
     kinds = [f"{type(one).__name__}{', fused' if one.param_groups[0].get('fused') else ''}" for one in found.optimizers]
     for kind, number in Counter(kinds).items():
         yield f"optimizer {kind}{f', {number} of them' if number > 1 else ''}"
@@ -279,14 +280,6 @@ def _named_dimensions(found: Mapping[str, tuple[int, ...]]) -> str:
     named = [f"{name} {'/'.join(map(str, dims))}" for name, dims in found.items()]
     more = len(named) - _MOST_NAMED
     return ", ".join(named) if more < 2 else f"{', '.join(named[:_MOST_NAMED])} and {more} other tensors"
-
-
-def _count(number: int) -> str:
-    """Formats a number as people say it: 9,490 or 124 million."""
-    for unit, name in ((1e9, "billion"), (1e6, "million")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number:,}"
 
 
 def _stream(session: Session) -> Stream:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.redact import REDACTED
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script.job import ScriptError, ScriptJob
+from orchestrator.config import SweepCommand
 from orchestrator.plan.library_arguments import equivalents
 from orchestrator.plan.recipes import ARGUMENTS_FOLLOW, AS_WRITTEN
 from orchestrator.plan.space import Choice
@@ -42,10 +43,25 @@ def parse_own(
         return command_line.parse(options, prog, words, default=default)
     except command_line.UsageError as error:
         unknown = re.match(r"no option or argument '(.+?)'; (did you mean .+\? )?", f"{error} ")
-        if unknown is None or arguments is not None or not any(word.partition("=")[0] == "--script" for word in words):
+        if unknown is None:
             raise
-        follow = ARGUMENTS_FOLLOW.format(word=unknown[1])
-        raise command_line.UsageError(unknown[0] + (f"A{follow[1:]}" if unknown[2] else follow)) from None
+        word, hint = unknown[1], (unknown[2] or "").strip()
+        of_script = any(own.partition("=")[0] == "--script" for own in words)
+        flag = word.partition("=")[0].replace("_", "-")
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag in command_line.flags(SweepCommand).values():
+            hint = "it is an option of compile-sweep sweep."
+        elif "settings" in command_line.flags(options) and name in (_SETTINGS if of_script else {*_SETTINGS, "batch_size"}):
+            hint = f"{name} is a setting: write --settings {name}=VALUE, or --vary {name}=VALUES to try several."
+        elif arguments is not None or not of_script:
+            raise
+        if arguments is None and of_script:
+            follow = ARGUMENTS_FOLLOW.format(word=word)
+            hint = f"{hint} A{follow[1:]}" if hint else follow
+        raise command_line.UsageError(f"no option or argument '{word}'; {hint.removesuffix('.')}") from None
+
+
+_SETTINGS = {declared.name for declared in fields(CompileSettings) if declared.metadata} | {"scope", "optimizer"}
 
 
 def job_of(

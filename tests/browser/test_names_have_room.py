@@ -56,3 +56,22 @@ def test_the_fronts_legend_is_beside_the_plot(browser: sync_api.Browser, report_
         assert chart["y"] <= legend["y"]
         assert legend["y"] + legend["height"] <= chart["y"] + chart["height"]
         sync_api.expect(visit.page.locator("#chart .legendtext", has_text="cannot be told apart")).to_have_count(1)
+
+
+@pytest.mark.parametrize("width", [390, pytest.param(800, marks=FURTHER)])
+def test_the_legend_of_one_lane_is_whole_above_its_bars(browser: sync_api.Browser, report_on: ReportOn, width: int) -> None:
+    names = ("starting", "building", "warming-up", "steady", "checking", "eager-runs", "done")
+    phases = dict.fromkeys(names, 5.0)
+    record = trial("scope=eager", 586, 5.0, started_at="2026-11-30T09:00:00+00:00", wall_s=35.0, warmup_s=5.0, phases_s=phases)
+    with Visit(browser, report_on([record]), width=width) as visit:
+        visit.page.locator("#timeline-chart").scroll_into_view_if_needed()
+        sync_api.expect(visit.page.locator("#timeline-chart .legendtext")).to_have_count(7)
+        entries = boxes(visit.page.locator("#timeline-chart .legendtext"))
+        (chart,) = boxes(visit.page.locator("#timeline-chart"))
+        (bars,) = boxes(visit.page.locator("#timeline-chart .barlayer"))
+        (scrollbar,) = boxes(visit.page.locator("#timeline-chart .legend .scrollbar"))
+        assert min(entry["y"] for entry in entries) >= chart["y"]
+        assert max(entry["y"] + entry["height"] for entry in entries) <= bars["y"]
+        assert scrollbar["height"] == 0
+        sync_api.expect(visit.page.locator("#row-count")).to_have_text("1 setting")
+        assert visit.errors == []

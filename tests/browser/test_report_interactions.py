@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
 SLIDER = "#job-slider"
+SAME_PADDING, COMPILE = 6, 6
+"""Column numbers in the table, from 1: the first with all columns, the second without the details."""
 OPEN_S = 2.0
 """Seconds until the front of a sweep of 500 trials must be drawn."""
 MOST_BYTES = 6_000_000
@@ -38,6 +41,30 @@ def many(count: int) -> list[TrialRecord]:
         broken = {"status": Status.INFEASIBLE, "label": "nan", "reason": f"NaN in step {place}"} if place % 5 == 4 else {}
         records.append(trial(settings, rate, compile_s, trial_id=f"{place:05d}", **broken))
     return [trial("scope=eager", 480, 0.1, trial_id="eager"), *records][:count]
+
+
+@pytest.fixture(scope="module")
+def open_report(browser: sync_api.Browser, report_on: ReportOn) -> Iterator[Visit]:
+    with Visit(browser, report_on()) as visit:
+        yield visit
+
+
+@pytest.fixture
+def visit(open_report: Visit) -> Iterator[Visit]:
+    """The usual report with its fields as they were when it was opened, because opening it takes two seconds."""
+    open_report.page.evaluate(_REMEMBER)
+    yield open_report
+    open_report.page.evaluate(_PUT_BACK)
+    assert open_report.errors == []
+
+
+_REMEMBER = "() => { window.fields = [...document.querySelectorAll('input')].map((one) => [one, one.value, one.checked]); }"
+_PUT_BACK = """() => window.fields.forEach(([one, value, checked]) => {
+    if (one.checked !== checked) one.click();
+    if (one.value === value) return;
+    one.value = value;
+    one.dispatchEvent(new Event("input", { bubbles: true }));
+})"""
 
 
 def drag(page: sync_api.Page, decades: float) -> None:
@@ -62,12 +89,12 @@ def test_toggles_draw_the_front_over_another_price_and_gain(browser: sync_api.Br
         assert visit.errors == []
 
 
-def test_the_head_follows_the_slider_and_says_what_the_analysis_does(browser: sync_api.Browser, report_on: ReportOn) -> None:
+def test_the_head_follows_the_slider_and_says_what_the_analysis_does(visit: Visit, report_on: ReportOn) -> None:
     report = report_on()
     df = analysis.load(report.parent)
     leads = set()
 
-    def check(visit: Visit, job: Job) -> None:
+    def check(job: Job) -> None:
         found = recommend(df, job)
         lead, *others = verdict(found)
         sync_api.expect(visit.page.locator("#decision .lead")).to_have_text(lead)
@@ -77,38 +104,35 @@ def test_the_head_follows_the_slider_and_says_what_the_analysis_does(browser: sy
             sync_api.expect(visit.page.locator(f"#decision .tiles {tag}")).to_have_text(texts, use_inner_text=True)
         leads.add(lead.split()[0])
 
-    with Visit(browser, report) as visit:
-        for decades in (2.0, 2.5, 3.08, 3.5, 4.0, 5.0, 7.0):
-            drag(visit.page, decades)
-            check(visit, Job(steps=round(float(f"{10**decades:.2g}"))))
-        visit.page.get_by_label("Restarts").fill("1000")
-        check(visit, Job(steps=10**7, restarts=1000))
-        assert visit.errors == []
+    for decades in (2.0, 2.5, 3.08, 3.5, 4.0, 5.0, 7.0):
+        drag(visit.page, decades)
+        check(Job(steps=round(float(f"{10**decades:.2g}"))))
+    visit.page.get_by_label("Restarts").fill("1000")
+    check(Job(steps=10**7, restarts=1000))
     assert leads == {"Use", "Stay", "Cannot"}
 
 
-def test_the_slider_ranks_settings_as_the_analysis_does(browser: sync_api.Browser, report_on: ReportOn) -> None:
+def test_the_slider_ranks_settings_as_the_analysis_does(visit: Visit, report_on: ReportOn) -> None:
     report = report_on()
     df = analysis.load(report.parent)
     named = set()
-    with Visit(browser, report) as visit:
-        first = visit.page.locator("#job-ranking li").first
-        for decades in (2.0, 3.0, 4.0, 5.0, 7.0):
-            drag(visit.page, decades)
-            best = costs(df, Job(steps=round(10**decades))).table.iloc[0]["setting_name"]
-            sync_api.expect(first).to_contain_text(best)
-            named.add(best)
-        visit.page.get_by_label("Restarts").fill("1000")
-        best = costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["setting_name"]
+    first = visit.page.locator("#job-ranking li").first
+    for decades in (2.0, 3.0, 4.0, 5.0, 7.0):
+        drag(visit.page, decades)
+        best = costs(df, Job(steps=round(10**decades))).table.iloc[0]["setting_name"]
         sync_api.expect(first).to_contain_text(best)
-        assert best != costs(df, Job(steps=10**7)).table.iloc[0]["setting_name"]
-        visit.page.wait_for_function(
-            "best => document.getElementById('break-even-chart').data.some((one) => one.visible && one.name === best)", arg=best
-        )
-        visit.page.get_by_label("Price of a GPU-hour").fill("3600")
-        seconds = float(costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["total_s"])
-        sync_api.expect(first).to_contain_text(f"({seconds:,.0f})")
-        assert visit.errors == []
+        named.add(best)
+    visit.page.get_by_label("Restarts").fill("1000")
+    best = costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["setting_name"]
+    sync_api.expect(first).to_contain_text(best)
+    assert best != costs(df, Job(steps=10**7)).table.iloc[0]["setting_name"]
+    visit.page.wait_for_function(
+        "best => document.getElementById('break-even-chart').data.some((one) => one.visible && one.name === best)", arg=best
+    )
+    visit.page.get_by_label("Price of a GPU-hour").fill("3600")
+    seconds = float(costs(df, Job(steps=10**7, restarts=1000)).table.iloc[0]["total_s"])
+    sync_api.expect(first).to_contain_text(f"({seconds:,.0f})")
+    assert visit.errors == []
     assert len(named) >= 3
 
 
@@ -131,39 +155,52 @@ def test_of_settings_that_catch_up_at_one_length_the_page_names_the_shortest(
         assert visit.errors == []
 
 
-def test_the_filter_takes_words_fields_and_figures_and_columns_come_and_go(
-    browser: sync_api.Browser, report_on: ReportOn
-) -> None:
-    with Visit(browser, report_on()) as visit:
-        field, rows = visit.page.locator("#filter"), visit.page.locator("#trials tbody tr")
-        for text, expected in (
-            ("regional", 2), ("scope=full", 2), ("optimizer=comp", 0), ("compile<20", 3),
-            ("compile<20 throughput>=600", 2), ("peak-memory<=18", 6), ("peak-memory<18", 0), ("clock-drift>0.3", 4),
-            ("clock-drift>0.5", 0), ("", 6),
-        ):  # fmt: skip
-            field.fill(text)
-            sync_api.expect(rows, text).to_have_count(expected)
-        visit.page.get_by_label("also unusable trials").check()
-        sync_api.expect(rows).to_have_count(9)
-        headings = visit.page.locator("#trials thead th")
-        visit.page.get_by_text("columns", exact=True).click()
-        visit.page.locator("#columns").get_by_label("step", exact=True).uncheck()
-        sync_api.expect(headings.filter(has_text="step")).to_have_count(0)
-        visit.page.locator("#columns").get_by_label("clock drift").check()
-        sync_api.expect(headings.filter(has_text="clock drift")).to_have_count(1)
+def test_a_heading_sorts_with_the_mouse_and_with_the_keyboard_and_what_lacks_the_figure_comes_last(visit: Visit) -> None:
+    heading = visit.page.locator("#trials th", has_text="compile").first
+    heading.get_by_role("button").click()
+    sync_api.expect(heading).to_have_attribute("aria-sort", "ascending")
+    compile_s = visit.column(COMPILE)
+    assert compile_s == sorted(compile_s, key=float)
+    heading.get_by_role("button").press("Enter")
+    sync_api.expect(heading).to_have_attribute("aria-sort", "descending")
+    assert visit.column(COMPILE) == compile_s[::-1]
+    button = visit.page.get_by_role("button", name="vs same padding")
+    sync_api.expect(button).to_be_hidden()
+    visit.page.get_by_label("all columns").check()
+    for order in ("ascending", "descending"):
+        button.click()
+        heading = visit.page.locator("#trials th", has=button)
+        sync_api.expect(heading).to_have_attribute("aria-sort", order)
+        assert visit.column(SAME_PADDING)[-1] == "—"
 
 
-def test_a_click_on_a_choice_filters_the_table_and_dims_the_other_lines(browser: sync_api.Browser, report_on: ReportOn) -> None:
-    with Visit(browser, report_on()) as visit:
-        visit.page.locator("#parallel-chart .annotation", has_text=re.compile("^regional$")).locator("rect").first.click(
-            force=True
-        )
-        sync_api.expect(visit.page.locator("#filter")).to_have_value("scope=regional")
-        sync_api.expect(visit.page.locator("#trials tbody tr")).to_have_count(2)
-        visit.page.wait_for_function(
-            "() => (({ data }) => data.length === 6 && data.filter((line) => line.opacity < 0.1).length === 4)"
-            "(document.getElementById('parallel-chart'))"
-        )
+def test_the_filter_takes_words_fields_and_figures_and_columns_come_and_go(visit: Visit) -> None:
+    field, rows = visit.page.locator("#filter"), visit.page.locator("#trials tbody tr")
+    for text, expected in (
+        ("regional", 2), ("scope=full", 2), ("optimizer=comp", 0), ("compile<20", 3),
+        ("compile<20 throughput>=600", 2), ("peak-memory<=18", 6), ("peak-memory<18", 0), ("clock-drift>0.3", 4),
+        ("clock-drift>0.5", 0), ("", 6),
+    ):  # fmt: skip
+        field.fill(text)
+        sync_api.expect(rows, text).to_have_count(expected)
+    visit.page.get_by_label("also unusable trials").check()
+    sync_api.expect(rows).to_have_count(9)
+    headings = visit.page.locator("#trials thead th")
+    visit.page.get_by_text("columns", exact=True).click()
+    visit.page.locator("#columns").get_by_label("step", exact=True).uncheck()
+    sync_api.expect(headings.filter(has_text="step")).to_have_count(0)
+    visit.page.locator("#columns").get_by_label("clock drift").check()
+    sync_api.expect(headings.filter(has_text="clock drift")).to_have_count(1)
+
+
+def test_a_click_on_a_choice_filters_the_table_and_dims_the_other_lines(visit: Visit) -> None:
+    visit.page.locator("#parallel-chart .annotation", has_text=re.compile("^regional$")).locator("rect").first.click(force=True)
+    sync_api.expect(visit.page.locator("#filter")).to_have_value("scope=regional")
+    sync_api.expect(visit.page.locator("#trials tbody tr")).to_have_count(2)
+    visit.page.wait_for_function(
+        "() => (({ data }) => data.length === 6 && data.filter((line) => line.opacity < 0.1).length === 4)"
+        "(document.getElementById('parallel-chart'))"
+    )
 
 
 def test_a_setting_is_copied_whole_as_python_and_as_a_command(browser: sync_api.Browser, report_on: ReportOn) -> None:
@@ -177,22 +214,21 @@ def test_a_setting_is_copied_whole_as_python_and_as_a_command(browser: sync_api.
         sync_api.expect(visit.page.locator("#copied")).to_contain_text(command)
 
 
-def test_arrow_keys_walk_through_a_chart_and_say_where_they_are(browser: sync_api.Browser, report_on: ReportOn) -> None:
-    with Visit(browser, report_on()) as visit:
-        for chart, first in (
-            ("#chart", "eager"),
-            ("#phases-chart", "Dynamo"),
-            ("#memory-chart", "allocated"),
-            ("#steps-chart", "step"),
-        ):
-            visit.page.locator(chart).focus()
-            visit.page.keyboard.press("Home")
-            said = visit.page.locator("#said")
-            sync_api.expect(said).to_contain_text(first)
-            before = said.text_content()
-            visit.page.keyboard.press("ArrowRight")
-            sync_api.expect(said).not_to_have_text(before or "")
-        assert visit.errors == []
+def test_arrow_keys_walk_through_a_chart_and_say_where_they_are(visit: Visit) -> None:
+    for chart, first in (
+        ("#chart", "eager"),
+        ("#phases-chart", "Dynamo"),
+        ("#memory-chart", "allocated"),
+        ("#steps-chart", "step"),
+    ):
+        visit.page.locator(chart).focus()
+        visit.page.keyboard.press("Home")
+        said = visit.page.locator("#said")
+        sync_api.expect(said).to_contain_text(first)
+        before = said.text_content()
+        visit.page.keyboard.press("ArrowRight")
+        sync_api.expect(said).not_to_have_text(before or "")
+    assert visit.errors == []
 
 
 def test_the_theme_is_the_systems_until_it_is_chosen_but_paper_is_white_and_holds_everything(

@@ -160,11 +160,24 @@ def test_a_model_or_batch_that_is_not_as_needed_is_named(model: Any, batch: Any,
     assert "\n" not in str(caught.value)
 
 
-def test_a_tuple_for_a_model_that_computes_its_loss_is_told_to_be_a_dictionary() -> None:
-    workload = WorkloadFromModel(lambda: NoLoss(8, 3), lambda number: (torch.randn(4, 8), torch.ones(4)), num_batches=2)()
+@pytest.mark.parametrize("options", [{}, {"trains": False}, {"accumulate": 2}])
+def test_a_tuple_without_a_loss_function_is_told_to_be_a_dictionary(options: dict[str, Any]) -> None:
+    made_of = lambda number: (torch.randn(4, 8), torch.ones(4))  # noqa: E731
+    workload = WorkloadFromModel(lambda: NoLoss(8, 3), made_of, num_batches=2, **options)()
     with pytest.raises(
         WorkloadError, match=r"^without loss_fn, .* give loss_fn=lambda model, batch: model\(\*batch\); the batch has 0"
     ):
+        check_first_step(workload, has_gpu=False)
+
+
+def test_an_error_that_holds_the_text_of_the_whole_model_is_told_without_it() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return torch.as_tensor(model(**batch)).sum()
+
+    workload = WorkloadFromModel(
+        lambda: nn.Sequential(nn.Linear(8, 3), nn.ReLU()), lambda number: (torch.randn(4, 8), torch.ones(4)), loss, num_batches=2
+    )()
+    with pytest.raises(WorkloadError, match="TypeError: the model argument after \\*\\* must be a mapping, not tuple; the batch"):
         check_first_step(workload, has_gpu=False)
 
 
@@ -307,3 +320,37 @@ def test_a_look_at_shapes_alone_compiles_nothing_that_the_model_compiles_itself(
     assert graphs.frame_count == 0
     model(**batch)
     assert graphs.frame_count == 2
+
+
+def test_a_model_that_a_loss_calls_twice_is_no_model_with_repeated_blocks() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+            self.head = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.head(self.backbone(x)))
+
+    def views(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(model(batch["x"]), model(batch["x"].flip(0)))
+
+    for options in ({"loss_fn": views}, {"loss_fn": views, "accumulate": 2}):
+        workload = WorkloadFromModel(Encoder, batch_of, num_batches=2, **options)()
+        assert workload.regions(workload.build_model()) == []
+
+
+def test_a_layer_that_one_forward_calls_again_is_a_repeated_block_also_where_the_model_is_called_twice() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.layer(self.layer(x)))
+
+    def views(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(model(batch["x"]), model(batch["x"].flip(0)))
+
+    workload = WorkloadFromModel(Shared, batch_of, views, num_batches=2)()
+    assert workload.regions(workload.build_model()) == ["model.layer"]

@@ -116,6 +116,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["--script", "train.py", "--batch-size", "16"],
             "'--batch-size'; did you mean --batch-arg? A script's own arguments follow after --, as in -- --batch-size",
         ),
+        (["--dynamic=auto"], "'--dynamic=auto'; dynamic is a setting: write --settings dynamic=VALUE, or --vary dynamic=VALUES"),
+        (["--batch-size", "8"], "'--batch-size'; batch_size is a setting: write --settings batch_size=VALUE"),
+        (
+            ["--script", "train.py", "--scope", "full"],
+            "--vary scope=VALUES to try several. A script's own arguments follow after --, as in -- --scope",
+        ),
         (["--script", "train.py", "--XY=1"], "'--XY=1'; a script's own arguments follow after --, as in -- --XY=1"),
         (["--script", "train.py", "--XY", "1", "--", "2"], "no option or argument '--XY'; see"),
         (["--output", "caf\udce9"], r"'caf\udce9' is not UTF-8 text; encode it as UTF-8, and rename the file"),

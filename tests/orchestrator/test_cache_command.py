@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,25 @@ def contents(folder: Path) -> list[Path]:
 
 def test_list_says_who_made_what_and_how_often_it_was_hit(command: Command) -> None:
     said = command("list")
-    (first,) = [line for line in said.splitlines() if "001-a" in line]
-    assert "captioning tiny" in first
+    ((first, below),) = [pair for pair in pairwise(said.splitlines()) if "001-a" in pair[0]]
     assert first.split()[-3:] == ["2", "1.5", "7"]
+    assert below.startswith("  captioning tiny: ")
     assert "2 manifests; 3.5 MB, 4.0 MB if each kept its own" in said
+    assert "removed 1 manifest and" in command("gc", "--max-gb", "0.003")
+    assert ": 1 manifest; " in command("list")
+
+
+def test_list_fits_a_terminal_of_80_columns_without_breaking_words(command: Command, folder: Path) -> None:
+    key = "scope=full,dynamic=auto,optimizer=fused,inductor.coordinate_descent_tuning=on,inductor.combo_kernels=on"
+    open_store(str(folder)).publish(
+        manifest(workload="my_package.training:Reviews", maker="017-93c1d0", settings_key=key), [artifact("c")]
+    )
+    lines = command("list").splitlines()
+    at = next(number for number, line in enumerate(lines) if "017-93c1d0" in line)
+    assert all(len(line) <= 80 for line in lines[: at + 1])
+    assert lines[at].index("017-93c1d0") == lines[0].index("made by")
+    assert "my_package.training:Reviews tiny: full" in lines[at + 1]
+    assert "…" not in lines[at + 1]
 
 
 def test_list_shows_names_as_they_are(command: Command, folder: Path) -> None:
@@ -112,13 +128,13 @@ def test_verify_names_what_is_damaged_and_removes_it(command: Command, folder: P
 def test_verify_removes_foreign_manifests_only_when_told_to(command: Command, folder: Path) -> None:
     ArtifactStore(open_store(str(folder))._shelf, SigningKey(b"f" * 32)).publish(manifest(maker="them"), [artifact("x", b"x")])
     assert "another key" in command("verify", code=1)
-    assert "removed 1 manifests" in command("verify", "--remove", code=1)
+    assert "removed 1 manifest" in command("verify", "--remove", code=1)
     assert "another key" not in command("verify")
 
 
 def test_gc_by_size_keeps_what_was_used_last(command: Command, folder: Path) -> None:
     said = command("gc", "--max-gb", "0.0021")
-    assert "removed 1 manifests and 1 contents" in said
+    assert "removed 1 manifest and 1 contents" in said
     assert "001-a" in command("list")  # hit after the other was made
     assert sum(path.stat().st_size for path in contents(folder)) == 1_500_000
 

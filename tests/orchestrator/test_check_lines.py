@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from compile_sweep.schema.causes.breaks import advice_on_break
 from compile_sweep.schema.settings import CompileSettings
@@ -86,3 +87,14 @@ def test_the_phase_that_a_trial_is_in_is_told_while_it_runs(monkeypatch: pytest.
     with pytest.raises(Ended):
         check._try(CompileSettings(), check.Options(workload="mine.py:Mine"), target, Device.CPU, servers, told.append)
     assert told == ["warming-up, 12 s in"]
+
+
+def test_lines_break_between_words_on_a_terminal_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "has a step of its own: where settings say scope=full, the model is compiled and the step around it is not"
+    check._say_below(Console(width=80, force_terminal=True, soft_wrap=True), [line])
+    broken = capsys.readouterr().out.splitlines()
+    assert [text[: len(text) - len(text.lstrip())] for text in broken] == ["  ", "    "]
+    assert max(map(len, broken)) <= 80
+    assert " ".join(text.strip() for text in broken) == line
+    check._say_below(Console(width=80, soft_wrap=True), [line])
+    assert capsys.readouterr().out == f"  {line}\n"

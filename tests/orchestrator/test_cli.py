@@ -53,6 +53,12 @@ def test_the_version_is_the_packages(words: list[str], capsys: pytest.CaptureFix
         (["quickstart"], "no command is called 'quickstart'; use one of sweep, check"),
         (["sweep", "--bogus"], "no option or argument '--bogus'; see compile-sweep sweep --help"),
         (["check", "--bogus"], "no option or argument '--bogus'; see compile-sweep check --help"),
+        (["check", "captioning", "--output=x"], "no option or argument '--output=x'; it is an option of compile-sweep sweep"),
+        (
+            ["check", "--script", "train.py", "--workers-per-trial", "2"],
+            "no option or argument '--workers-per-trial'; it is an option of compile-sweep sweep. A script's own arguments "
+            "follow after --, as in -- --workers-per-trial",
+        ),
         (["explain"], "SETTING is missing; see compile-sweep explain --help"),
         (["explain", "scope=ful"], "--explain scope=ful: scope=ful is not a value of scope; did you mean full?"),
         (["report"], "DIR is missing; see compile-sweep report --help"),

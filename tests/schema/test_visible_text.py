@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_sweep.schema.visible_text import LONGEST, spreadsheet_cell, visible, visible_values
+from compile_sweep.schema.visible_text import LONGEST, spoken_number, spreadsheet_cell, visible, visible_values
 
 TITLE = "\x1b]0;owned\x07"
 FORMULA = "=cmd|' /C calc'!A0"
@@ -41,3 +41,10 @@ def test_no_text_keeps_a_control_character_and_what_is_visible_stays(text: str) 
 def test_a_formula_is_text_in_a_spreadsheet(text: str) -> None:
     assert spreadsheet_cell(text) == f"'{text}"
     assert spreadsheet_cell(f"a{text}") == f"a{text}"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(2_890, "2,890"), (999_999, "999,999"), (28_300_000, "28.3 million"), (1_500_000_000, "1.5 billion")]
+)
+def test_a_number_is_formatted_as_people_say_it(number: int, text: str) -> None:
+    assert spoken_number(number) == text

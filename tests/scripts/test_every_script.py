@@ -18,6 +18,7 @@ from compile_sweep.script import session_results
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.main_module import run_as_main
 from compile_sweep.script.session import Session
+from compile_sweep.script.spawn import SpawnInPlace
 from compile_sweep.script.winner import Applier
 from tests.scripts.conftest import SCRIPTS, Run
 
@@ -91,7 +92,7 @@ def test_a_script_trains_with_a_winner_applied_and_keeps_its_keys(
 
     hook = register_optimizer_step_post_hook(stepped)
     try:
-        with applier.own_compile.answered(plainly=True):
+        with applier.own_compile.answered(plainly=True), SpawnInPlace(refuse=lambda *counts: pytest.fail(f"{counts}")).applied():
             applier.begin()
             job = ScriptJob.of(script, folder=str(folder))
             run_as_main(job.path, job.arguments)

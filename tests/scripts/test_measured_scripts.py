@@ -255,7 +255,10 @@ def loss(p):
         ("input('which? ')\n", "asks on standard input"),
         ("import json, sys\njson.load(sys.stdin)\n", "; it read standard input, which is empty"),
         ("import sys\nfor line in sys.stdin:\n    print(line)\n", "; it read standard input, which is empty"),
-        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", "a trial has 1 worker; give --workers-per-trial 2"),
+        (
+            "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n",
+            "a trial has 1 worker; sweep with --workers-per-trial 2",
+        ),
         ("from torch.multiprocessing import start_processes\nstart_processes(print, nprocs=2)\n", "or have the script start 1"),
         ("import subprocess\nsubprocess.run(['torchrun', '--nproc-per-node', '2', 'x.py'])\n", "its training with torchrun"),
         ("import os\nos.system('python -m torch.distributed.run x.py')\n", "with python -m torch.distributed.run"),

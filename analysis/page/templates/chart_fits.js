@@ -111,10 +111,13 @@ const fitRows = (element, figure) => {
 
 const fitLanes = (element, figure) => {
   const layout = framed(element, figure);
-  if (isNarrow(element)) {
-    layout.margin = { ...layout.margin, l: 40, r: 8, t: 104 };
-    layout.height += 48;
-  }
+  layout.margin = { ...layout.margin, ...(isNarrow(element) ? { l: 40, r: 8 } : {}) };
+  const entries = figure.data.filter((trace) => trace.showlegend !== false).map((trace) => trace.name.length);
+  const entryWidth = 46 + (isNarrow(element) ? 6 : 7) * Math.max(0, ...entries); // px
+  const across = Math.max(1, Math.floor((widthOf(element) - layout.margin.l - layout.margin.r) / entryWidth));
+  const above = 18 + 19 * Math.ceil(entries.length / across);
+  layout.height += above - layout.margin.t;
+  layout.margin.t = above;
   return { data: figure.data.map(outlined), layout };
 };
 

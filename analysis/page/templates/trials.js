@@ -153,7 +153,7 @@ const setUpTrials = (table) => {
     const rows = offered.filter(matcher(filterText, columns)).sort(compare);
     matching = filterText.trim() ? rows : null;
     body.replaceChildren(...rows.slice(0, shown).map(rowOf));
-    count.textContent = `${rows.length === offered.length ? rows.length : `${rows.length} of ${offered.length}`} settings`
+    count.textContent = `${rows.length === offered.length ? rows.length : `${rows.length} of ${offered.length}`} ${offered.length === 1 ? "setting" : "settings"}`
       + (rows.length > shown ? `, the first ${shown} shown` : "");
     more.hidden = rows.length <= shown;
   };

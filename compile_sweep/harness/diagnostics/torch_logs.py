@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from compile_sweep.harness import source_runtime
 from compile_sweep.schema.causes.places import SOURCE_PREFIX, is_harness, is_installed, is_of_python, is_package, torch_folder
 from compile_sweep.schema.causes.recompiles import plain_guard
 
@@ -27,6 +26,8 @@ _NO_FALLBACK = (
 )
 _EXECUTED_SOURCE = "compile_settings_"
 """Prefix of the pseudo file name under which `harness/apply.py` executes the source of settings."""
+_SOURCE_RUNTIME = os.path.join(os.path.dirname(os.path.dirname(__file__)), "source_runtime.py")
+"""Named, not imported: that would load torch in a driver, which reads what is left of a dead trial."""
 
 
 class Frame(NamedTuple):
@@ -105,7 +106,7 @@ def function_name(name: str) -> str:
 
 def _function(name: str, path: str, line: str) -> str:
     """Returns a compiled function and its place; modules of `torch.nn` are compiled through a function of torch's or ours."""
-    if "@" in name and (path == source_runtime.__file__ or path.startswith(SOURCE_PREFIX)):
+    if "@" in name and (path == _SOURCE_RUNTIME or path.startswith(SOURCE_PREFIX)):
         return f"{function_name(name)} (torch.nn)"
     place = f"{module_path(path)}:{line}"
     return f"{'module of torch.nn' if 'torch/_dynamo/external_utils' in place else function_name(name)} ({place})"

@@ -67,7 +67,7 @@ def test_what_happened_while_the_front_was_measured_is_said(make_sweep: MakeSwee
     ]
     contended, outliers, drift = cautions(analysis.load(make_sweep(records)), SweepInfo())
     assert "slowed the compile of “A2 regional, static” on the front, and it was not measured again alone" in contended
-    assert "3 in “A2 regional, static”, “A3 full, static”" in outliers
+    assert "3 in “A2 regional, static” and “A3 full, static”" in outliers
     assert "up to 3.4 %" in drift
     assert "(more than 2.0 % in 1 of 3)" in drift
 
@@ -119,7 +119,7 @@ def test_noisy_settings_are_on_the_front_by_the_low_end_of_their_interval_and_ar
     }  # fmt: skip
     (note,) = cautions(df, SweepInfo())
     assert note.startswith("“A3 regional, static” (700 to 900 samples/s) is on the front although noisy, judged by the low end")
-    assert "“A5 modular, static” (880 to 1,100 samples/s), “A4 regional, auto” (500 to 1,400 samples/s) would" in note
+    assert "“A5 modular, static” (880 to 1,100 samples/s) and “A4 regional, auto” (500 to 1,400 samples/s) would" in note
     best = analysis.summary(df).best
     assert best is not None
     assert best["settings_label"] == "full, default, static"
