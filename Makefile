@@ -98,10 +98,11 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 	@$(compile_packages)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing what the tests need; details in $(LOG)."
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch | check
+	@echo "Installing compile-sweep, what it needs, and what the tests need; details in $(LOG)."
 	@$(call pip_install,-e ".[dev]")
 	@$(compile_packages)
+	@touch $(VENV)/.installed
 	@echo "Compiling the tests, which each of their processes would do otherwise."
 	@$(PYTEST) --collect-only -q >>$(LOG) 2>&1 || true  # a test that cannot be imported is for the test run to report
 	@touch $@
