@@ -99,12 +99,12 @@ def test_settings_behind_the_script_are_not_its_own(folder: Path, capsys: pytest
     assert "--settings is missing" in capsys.readouterr().err
 
 
-def test_a_script_that_spawns_its_ranks_is_started_once_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "spawns.py").write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["--settings", "scope=full", str(tmp_path / "spawns.py")])
-    assert ended.value.code == 2
-    assert "start this command once for each: torchrun --nproc-per-node 2 -m compile_sweep.run" in capsys.readouterr().err
+@pytest.mark.slow
+def test_a_script_that_spawns_its_ranks_is_started_once_for_each(folder: Path) -> None:
+    (folder / "spawns.py").write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
+    run = trained(folder, "-m", "compile_sweep.run", "--settings", AS_WRITTEN, "spawns.py")
+    assert run.returncode == 2
+    assert "start this command once for each: torchrun --nproc-per-node 2 -m compile_sweep.run" in run.stderr
 
 
 AS_WRITTEN = "scope=eager,as_written=on"
