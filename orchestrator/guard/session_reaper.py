@@ -86,6 +86,7 @@ def _reap(marker: str, ray_folder: Path, pipe: int) -> None:
         told += words
     else:
         return
+    sessions |= sessions_led_by(find_marked(marker, SESSION_MARKER))  # Ray may have started since the last look
     ends_at = time.monotonic() + _KEEP_KILLING_S
     while kill_marked(marker, SESSION_MARKER, sessions) or time.monotonic() < ends_at:
         time.sleep(_POLL_S)

@@ -14,6 +14,8 @@ import psutil
 import pytest
 from samples import REPOSITORY, is_running, wait_until
 
+from orchestrator.guard import session_reaper
+
 GONE_WITHIN_S = 10
 
 DRIVER = """
@@ -105,3 +107,18 @@ def test_a_driver_that_ends_kills_what_is_left_itself_and_the_reaper_ends(driver
     assert not is_running(driver.agent)
     wait_until(lambda: not any(map(is_running, (driver.raylet, driver.reaper))), GONE_WITHIN_S)
     assert not driver.folder.exists()
+
+
+def test_what_started_after_the_last_look_is_killed_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([[], [7]])
+    monkeypatch.setattr(session_reaper, "find_marked", lambda *given: next(looks))
+    monkeypatch.setattr(session_reaper, "sessions_led_by", frozenset)
+    monkeypatch.setattr(session_reaper, "_KEEP_KILLING_S", 0.0)
+    monkeypatch.setattr(session_reaper, "remove_abandoned", lambda *given, **named: None)
+    killed: list[frozenset[int]] = []
+    monkeypatch.setattr(session_reaper, "kill_marked", lambda marker, variable, sessions: killed.append(sessions))
+    theirs, mine = os.pipe()
+    os.close(mine)  # the driver is gone
+    session_reaper._reap("marker", tmp_path, theirs)
+    os.close(theirs)
+    assert killed[0] == {7}
