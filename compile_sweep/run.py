@@ -70,13 +70,10 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, rest[1:] if rest[:1] == ["--"] else rest
 
 
-def _start_all(number: int, workers: int) -> NoReturn:
+def _start_all(said: str, number: int, workers: int) -> NoReturn:
     """Ends a script that spawns another number of processes than were started, which alone apply the settings."""
-    print(
-        f"error: the script starts {number} training process{'' if number == 1 else 'es'} by torch.multiprocessing.spawn; start "
-        f"this command once for each: torchrun --nproc-per-node {number} -m compile_sweep.run --settings …",
-        file=sys.stderr,
-    )
+    command = f"torchrun --nproc-per-node {number} -m compile_sweep.run --settings …"
+    print(f"error: {said}; start this command once for each: {command}", file=sys.stderr)
     sys.exit(USAGE_ERROR)
 
 

@@ -192,9 +192,14 @@ def signs_of(df: pd.DataFrame, objectives: Mapping[str, Goal | str]) -> dict[str
 
 def usable(df: pd.DataFrame, *names: str) -> pd.DataFrame:
     """Returns the trials whose status is ok and that have a finite figure in each of these columns."""
+    return df[is_usable(df, *names)]
+
+
+def is_usable(df: pd.DataFrame, *names: str) -> npt.NDArray[np.bool_]:
+    """Tells for each trial whether its status is ok and it has a finite figure in each of these columns."""
     ok = (df["status"] == Status.OK).to_numpy(dtype=bool)
     finite = np.isfinite(np.column_stack([floats(df[name]) for name in names])).all(axis=1)
-    return df[ok & finite]
+    return np.logical_and(ok, finite)
 
 
 def costs_of(df: pd.DataFrame, signs: Mapping[str, float]) -> npt.NDArray[np.float64]:

@@ -17,10 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.choose.pareto import DEFAULT_OBJECTIVES, assured_costs, costs_of, dominated, floats, on_front, signs_of, usable
+from analysis.choose.pareto import (
+    DEFAULT_OBJECTIVES,
+    assured_costs,
+    costs_of,
+    dominated,
+    floats,
+    is_usable,
+    on_front,
+    signs_of,
+    usable,
+)
 from analysis.formatting import percent, text
 from compile_sweep.schema.objectives import INTERVALS, Goal
-from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches
 
 DRAWS = 1000  # gives a probability of 5 % a standard error of 1.4 percentage points or less
@@ -194,8 +203,8 @@ def _repeated(attempts: pd.DataFrame, name: str) -> list[npt.NDArray[np.float64]
     if name not in attempts or "settings_key" not in attempts or not attempts["settings_key"].duplicated().any():
         return []
     values = floats(attempts[name])
-    fit = (attempts["status"] == Status.OK) & (attempts["caches"] == Caches.COLD) & ~attempts["contended"].fillna(False)
-    fit &= np.isfinite(values) & (values > 2 * USUAL.get(name, EXACT).floor)
+    fit = (attempts["caches"] == Caches.COLD) & ~attempts["contended"].fillna(False)
+    fit &= is_usable(attempts, name) & (values > 2 * USUAL.get(name, EXACT).floor)
     alike = zip(*(attempts[column] for column in ("settings_key", "num_workers", "environment_key")), strict=True)
     groups: dict[tuple[Any, ...], list[float]] = {}
     for is_fit, key, value in zip(fit.to_numpy(dtype=bool), alike, values, strict=True):

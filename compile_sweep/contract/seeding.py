@@ -11,7 +11,7 @@ import torch
 def seed_all(seed: int) -> None:
     """Seeds all three generators.
 
-    `torch.manual_seed` would also print the stack for each kind of device that this process has not begun to use, to show it if
+    `torch.manual_seed` would also format the stack for each kind of device that this process has not begun to use, to show it if
     seeding fails there later. That takes a millisecond, as long as a small model's step.
     """
     torch.default_generator.manual_seed(seed)

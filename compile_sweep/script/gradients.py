@@ -157,14 +157,15 @@ class _Call:
         self._target, self._run, self._averages = target, run, averages
         # The arguments on their original devices, and those that require gradients.
         tensors: dict[int, Tensor] = {}
-        self._dtypes: dict[int, torch.dtype] = {}  # of half-precision inputs with gradients, which move in float32 like weights
+        self._halves: dict[int, torch.dtype] = {}  # of inputs with gradients, which move in float32 like weights
 
         def moved(kept: _Kept) -> Tensor:
             if id(kept) not in tensors:
                 values = kept.values.to(kept.device)
-                values = values.float() if kept.requires_grad and _is_half(values.dtype) else values
+                if kept.requires_grad and _is_half(values.dtype):
+                    values = values.float()
+                    self._halves[id(values)] = kept.values.dtype
                 tensors[id(kept)] = values.requires_grad_(kept.requires_grad)
-                self._dtypes[id(values)] = kept.values.dtype
             return tensors[id(kept)]
 
         there = pytree.tree_map_only(_Kept, moved, recorded.arguments)
@@ -221,7 +222,7 @@ class _Call:
 
     def _passed(self, tensor: Tensor, *, in_full: bool) -> Tensor:
         """Returns an argument as it is passed on: a copy of one that requires gradients, and in full precision if asked."""
-        dtype = self._dtypes.get(id(tensor), tensor.dtype)
+        dtype = self._halves.get(id(tensor), tensor.dtype)
         passed = tensor.to(torch.float32 if in_full and _is_half(dtype) else dtype)
         return passed.clone() if tensor.requires_grad and passed is tensor else passed
 

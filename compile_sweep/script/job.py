@@ -253,9 +253,12 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
             raise SettingsError(f"{what} {reason}")
 
 
+_PADDING = ("padding", "pad_multiple")  # may follow from other fields
+
+
 def _without_usual_padding(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leaves out padding that follows from the other fields, which the whole key of a setting names, as records hold it."""
-    others = {name: value for name, value in candidate.items() if name not in ("padding", "pad_multiple")}
+    others = {name: value for name, value in candidate.items() if name not in _PADDING}
     if len(others) == len(candidate):
         return candidate
     try:
@@ -267,7 +270,7 @@ def _without_usual_padding(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_settings(settings: CompileSettings) -> None:
     """Refuses settings that no script can run under."""
-    given = {name: value for name, value in settings.fields_that_apply().items() if name not in ("padding", "pad_multiple")}
+    given = {name: value for name, value in settings.fields_that_apply().items() if name not in _PADDING}
     if reason := refusal(given):
         raise ScriptError(reason)
 

@@ -51,7 +51,7 @@ class Processes:
         """Whether the script had trained when it last started a process with `multiprocessing`."""
         self._refuse, self._has_trained, self._report = refuse, has_trained, report
         self._process = os.getpid()
-        self._spawn = SpawnInPlace(lambda number, workers: refuse(_of_another_number(number, workers)))
+        self._spawn = SpawnInPlace(lambda *found: refuse(_of_another_number(*found)))
 
     @property
     def is_fork(self) -> bool:
@@ -104,11 +104,9 @@ class Processes:
             self.scripts.append(words[1])
 
 
-def _of_another_number(number: int, workers: int) -> str:
-    return (
-        f"the script starts {number} training process{'' if number == 1 else 'es'} by torch.multiprocessing.spawn, and a trial "
-        f"has {counted(workers, 'worker')}; sweep with --workers-per-trial {number}, or have the script start {workers}"
-    )
+def _of_another_number(said: str, number: int, workers: int) -> str:
+    has = f"a trial has {counted(workers, 'worker')}"
+    return f"{said}, and {has}; sweep with --workers-per-trial {number}, or have the script start {workers}"
 
 
 class Reporting:

@@ -21,11 +21,11 @@ class SpawnInPlace:
     """Takes the place of `torch.multiprocessing.spawn` while a script runs.
 
     Args:
-        refuse: Called with the number of processes that a script spawns and that of the workers of this host, if they differ;
-            must not return.
+        refuse: Called if a script spawns another number of processes than this host has workers, with that in words, and both
+            numbers; must not return.
     """
 
-    def __init__(self, refuse: Callable[[int, int], Any]) -> None:
+    def __init__(self, refuse: Callable[[str, int, int], Any]) -> None:
         self._refuse = refuse
         self._rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._num_workers = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1")
@@ -50,7 +50,9 @@ class SpawnInPlace:
             if nprocs == 0:
                 return start(fn, args, nprocs, join, *rest, **named)
             if nprocs != self._num_workers:
-                return self._refuse(nprocs, self._num_workers)
+                processes = "1 training process" if nprocs == 1 else f"{nprocs} training processes"
+                said = f"the script starts {processes} by torch.multiprocessing.spawn"
+                return self._refuse(said, nprocs, self._num_workers)
             self._has_spawned = True
             fn(self._rank, *args)
             return None if join else _Ended()

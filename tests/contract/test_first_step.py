@@ -322,6 +322,10 @@ def test_a_look_at_shapes_alone_compiles_nothing_that_the_model_compiles_itself(
     assert graphs.frame_count == 2
 
 
+def views(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return functional.mse_loss(model(batch["x"]), model(batch["x"].flip(0)))
+
+
 def test_a_model_that_a_loss_calls_twice_is_no_model_with_repeated_blocks() -> None:
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -331,9 +335,6 @@ def test_a_model_that_a_loss_calls_twice_is_no_model_with_repeated_blocks() -> N
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.as_tensor(self.head(self.backbone(x)))
-
-    def views(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return functional.mse_loss(model(batch["x"]), model(batch["x"].flip(0)))
 
     for options in ({"loss_fn": views}, {"loss_fn": views, "accumulate": 2}):
         workload = WorkloadFromModel(Encoder, batch_of, num_batches=2, **options)()
@@ -348,9 +349,6 @@ def test_a_layer_that_one_forward_calls_again_is_a_repeated_block_also_where_the
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.as_tensor(self.layer(self.layer(x)))
-
-    def views(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return functional.mse_loss(model(batch["x"]), model(batch["x"].flip(0)))
 
     workload = WorkloadFromModel(Shared, batch_of, views, num_batches=2)()
     assert workload.regions(workload.build_model()) == ["model.layer"]

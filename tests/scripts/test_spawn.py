@@ -25,7 +25,8 @@ def spawning(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SpawnInPlace]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
 
-        def refuse(number: int, workers: int) -> None:
+        def refuse(said: str, number: int, workers: int) -> None:
+            assert said == f"the script starts {number} training processes by torch.multiprocessing.spawn"
             raise Refused(number, workers)
 
         return SpawnInPlace(refuse)
