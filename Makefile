@@ -89,31 +89,36 @@ ifneq ($(TORCH),)
 	@{ sed -E '/^(torch|triton|setuptools|(nvidia|cuda)-[a-z0-9-]+)==/d' constraints.txt; echo "torch==$(TORCH)"; } >$(CONSTRAINTS)
 endif
 	@echo "Installing torch into $(VENV), which takes a minute or more; details in $(LOG)."
+	@$(call run_pip,--upgrade pip) || true  # that of Python 3.11 resolves three times as slowly, but would do
 	@$(call pip_install,torch)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep and what it needs; details in $(LOG)."
-	@$(call pip_install,-e ".[run]")
+	@$(compile_packages) & $(call pip_install,-e ".[run]"); wait
 	@$(compile_packages)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep, what it needs, and what the tests need; details in $(LOG)."
-	@$(call pip_install,-e ".[dev]")
+	@$(compile_packages) & $(call pip_install,-e ".[dev]"); wait
 	@$(compile_packages)
 	@touch $(VENV)/.installed
 	@echo "Compiling the tests, which each of their processes would do otherwise."
 	@$(PYTEST) --collect-only -q >>$(LOG) 2>&1 || true  # a test that cannot be imported is for the test run to report
 	@touch $@
 
-pip_install = $(IN_VENV) -m pip install -q --disable-pip-version-check --no-compile -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1 \
+run_pip = $(IN_VENV) -m pip install -q --disable-pip-version-check --no-compile -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1
+
+pip_install = $(run_pip) \
 	|| { tail -n 20 $(LOG) >&2; echo "The installation failed; the whole of it is in $(LOG)." >&2; exit 2; }
 
 # pip does it on one core; what is left out is large, and Python compiles what it imports of it. Some packages hold templates
-# that are no Python.
-compile_packages = $(IN_VENV) -m compileall -q -j 0 -x '/(tests|transformers/models|plotly/graph_objs)/' \
+# that are no Python. What is there already is compiled while pip finds the others, which keeps one core busy.
+compile_packages = $(IN_VENV) -m compileall -q -j 0 -x 'site-packages/(.+/)?(tests|$(hardly_imported))/' \
 	"$$($(IN_VENV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>$(LOG) 2>&1 || true
+
+hardly_imported = databricks|moto|mypyc?|plotly/graph_objs|ray/(llm|rllib|serve)|sqlalchemy|torch/testing|transformers/models
 
 # Before anything is made: one sentence on what is missing. It goes through $(error) because a failed recipe would add a line.
 check:

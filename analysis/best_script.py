@@ -271,7 +271,7 @@ def _printed(out: str) -> dict[str, Any] | None:
 
 def _rate(trial: pd.Series) -> str:
     between = interval(trial["samples_per_s_low"], trial["samples_per_s_high"])
-    return figure(trial["samples_per_s"], "samples/s", digits=4) + (f" (95 %: {between})" if between else "")
+    return figure(trial["samples_per_s"], "samples/s", digits=4) + (f" (95%: {between})" if between else "")
 
 
 def _devices(trial: pd.Series) -> str:

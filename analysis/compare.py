@@ -158,7 +158,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
         yield f"“{pair.label}”{', ' if status else ''}{status}"
         for name in pair.changes:
             cell = cell_of(name, pair)
-            between = f" (95 %: {cell.between})" if cell.between else ""
+            between = f" (95%: {cell.between})" if cell.between else ""
             beyond = f", {cell.verdict}" if cell.verdict != "same" else ""
             yield f"  {TITLES[name]}: {cell.before} → {cell.after}, {cell.change}{between}{beyond}"
         yield from (f"  {news.kind}: {news.sentence}" for news in pair.news)

@@ -18,7 +18,7 @@ from compile_sweep.schema.settings import CompileSettings
 
 SENTENCES = {
     "use": "Use “{setting}”.",
-    "use_why": "For {job}, it saves {saved} of {whole}, or {share} (95 %: {low} to {high}), against {baseline}; "
+    "use_why": "For {job}, it saves {saved} of {whole}, or {share} (95%: {low} to {high}), against {baseline}; "
     "the probability that it saves anything is {probability}.",
     "use_bound": "It is the fastest setting that meets the constraints; {baseline} does not meet them.",
     "stay": "Stay with {baseline}.",
@@ -26,22 +26,22 @@ SENTENCES = {
     "untried": "Cannot tell whether any setting is faster than {baseline}.",
     "untried_why": "No other setting was tried. What would tell: a sweep that tries some, or the rest of this one (--resume).",
     "stay_loses": "For {job}, it takes {whole}; the closest alternative, “{setting}”, takes {lost} longer "
-    "(95 %: {least} to {most}).",
-    "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1 % of {whole} (95 %: {low} to {high}).",
+    "(95%: {least} to {most}).",
+    "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1% of {whole} (95%: {low} to {high}).",
     "unclear": "Cannot tell whether “{setting}” is faster than {baseline}.",
-    "unclear_why": "For {job}, it saves {low} to {high} of {whole} (95 %); the probability that it saves anything is "
+    "unclear_why": "For {job}, it saves {low} to {high} of {whole} (95%); the probability that it saves anything is "
     "{probability}.",
     "unclear_longer": "What would tell: a job of {steps} steps or more, in which it certainly saves time; or measuring both "
     "again on an otherwise idle machine.",
     "unclear_again": "What would tell: measuring both again on an otherwise idle machine; a longer job would not, because a "
-    "step saves {step_low} to {step_high} (95 %).",
+    "step saves {step_low} to {step_high} (95%).",
     "unknown": "Cannot tell what “{setting}” gains.",
     "unknown_why": "No eager trial is usable; among the others it is the fastest for {job}. What would tell: an eager "
     "trial (--settings scope=eager).",
 }
 
 TILES = {
-    "Saves": ("{share}", "{saved} of {whole} (95 %: {low} to {high}) against {baseline}"),
+    "Saves": ("{share}", "{saved} of {whole} (95%: {low} to {high}) against {baseline}"),
     "Takes": ("{total}", "including {starts} for starting and compiling"),
     "Memory": ("{memory}", "{memory_more}"),
     "Real": ("{probability}", "probability that it saves anything"),
@@ -124,7 +124,7 @@ def _waits(today: pd.Series | None) -> str:
     if today is None or today["pipeline"] is pd.NA or today["pipeline"] != SCRIPT_PIPELINE:
         return ""
     share = today["data_wait_share"]
-    return "" if pd.isna(share) or share <= MAX_DATA_WAIT_SHARE else WAITS.format(share=f"{share:.0%}".replace("%", " %"))
+    return "" if pd.isna(share) or share <= MAX_DATA_WAIT_SHARE else WAITS.format(share=f"{share:.0%}")
 
 
 def _other_batches(trial: pd.Series, today: pd.Series | None) -> str:

@@ -27,7 +27,7 @@ class NamedSetting(NamedTuple):
 
     what: str
     setting: str
-    saves: str  # fraction of the job that it saves relative to what is run today, with its 95 % interval
+    saves: str  # fraction of the job that it saves relative to what is run today, with its 95% interval
     compile: str
     memory: str
 
@@ -120,4 +120,4 @@ def _saves(found: Recommendation, row: pd.Series) -> str:
     today = line_of(found.baseline)
     gain, whole_s = saving(line_of(row), today, found.job.steps), today.total_s(found.job.steps)
     low, high = (f"{100 * seconds / whole_s:.0f}" for seconds in (gain.low_s, gain.high_s))
-    return minus(f"{100 * gain.share:.0f} % ({low} to {high})")
+    return minus(f"{100 * gain.share:.0f}% ({low} to {high})")

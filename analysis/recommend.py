@@ -203,7 +203,7 @@ def sentences(found: Recommendation) -> list[str]:
     gpu_time = "" if text(trial["device"]) == "cpu" else f"; {figure(trial['gpu_hours'])} GPU-hours{money}"
     said = [
         *verdict(found),
-        f"“{trial['setting_name']}” takes {total} (95 %: {low} to {high}), including {duration(trial['fixed_s'])} for starting "
+        f"“{trial['setting_name']}” takes {total} (95%: {low} to {high}), including {duration(trial['fixed_s'])} for starting "
         f"and compiling{gpu_time}.",
     ]
     if not trial["starts_known"] and job.starts is Starts.COLD:
@@ -314,7 +314,7 @@ def _equals(found: Recommendation) -> list[str]:
 def recommendation_markdown(found: Sequence[Recommendation]) -> str:
     """Returns a table row per job, of jobs that differ in length only, then a line per range with its fastest setting."""
     has_price = any(number(one.trial["cost"]) is not None for one in found)
-    headings = ["steps", "verdict", "setting", "total (95 %)", "starting and compiling", "saves (95 %)", "probability of a gain"]
+    headings = ["steps", "verdict", "setting", "total (95%)", "starting and compiling", "saves (95%)", "probability of a gain"]
     headings += ["costs"] if has_price else []
     lines = [headings, ["--:", "---", "---", *["--:"] * (len(headings) - 3)]]
     for one in found:

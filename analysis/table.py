@@ -1,6 +1,6 @@
 """`python -m analysis.table DIR`: the sweep in DIR as a table for GitHub, on standard output.
 
-It contains every trial, the usable ones first. Intervals are 95 %. Compile times are cold, or a warm trial's estimate after a ≈,
+It contains every trial, the usable ones first. Intervals are 95%. Compile times are cold, or a warm trial's estimate after a ≈,
 with a column for each phase that took any time. A missing figure is a dash.
 """
 

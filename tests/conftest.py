@@ -33,7 +33,10 @@ os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
 # Ray's workers have 15 by default, with which they hardly progress next to other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-COUNT_AS_ALONE = ("alone", "gpu", "nightly")
+HAS_GPU_FILES = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
+"""Whether there may be a GPU, of NVIDIA's, AMD's or under Windows; if not, what needs one is skipped beside other tests."""
+
+COUNT_AS_ALONE = ("alone", "gpu", "nightly") if HAS_GPU_FILES else ("alone", "nightly")
 """Markers: most hosts have one GPU, and clusters fill a machine."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -34,7 +34,7 @@ USUAL = "—"  # value of a field that is not set
 
 
 class Difference(NamedTuple):
-    """A figure's change with its 95 % interval."""
+    """A figure's change with its 95% interval."""
 
     value: float
     low: float
@@ -48,7 +48,7 @@ class Effect(NamedTuple):
     before: str
     after: str
     rate: Difference
-    """Relative change of throughput: 0.1 is 10 % more."""
+    """Relative change of throughput: 0.1 is 10% more."""
     step_ms: Difference | None
     """Milliseconds per step; negative is faster. None if no trial says how many samples a step has."""
     compile_s: Difference | None

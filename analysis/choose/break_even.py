@@ -82,7 +82,7 @@ class Costs(NamedTuple):
     """Usable trials, the fastest total first, with additional columns: `first_s` and `again_s`, the seconds of the first start
     and each further one; `starts_known`, whether that was measured for the requested kind of start; `fixed_s`, all starts
     together; `step_s`; the standard deviations of these four, such as `step_sd_s`; `total_s` with `total_s_low` and
-    `total_s_high`, its 95 % interval; `gpu_hours`; `cost`, NA without a price; and `best_probability` of being the fastest.
+    `total_s_high`, its 95% interval; `gpu_hours`; `cost`, NA without a price; and `best_probability` of being the fastest.
     """
     left_out: int
     """Number of usable trials that are not comparable: of another environment, number of workers or input pipeline."""

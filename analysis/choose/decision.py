@@ -21,11 +21,11 @@ class Outcome(StrEnum):
     """What to do."""
 
     USE = "use"
-    """The setting certainly saves time: its whole 95 % interval is above zero."""
+    """The setting certainly saves time: its whole 95% interval is above zero."""
     STAY = "stay"
     """No setting saves enough time."""
     UNCLEAR = "unclear"
-    """The 95 % interval of the saving includes zero, or there is nothing to compare."""
+    """The 95% interval of the saving includes zero, or there is nothing to compare."""
 
 
 class Line(NamedTuple):
@@ -45,7 +45,7 @@ class Saving(NamedTuple):
     """What a setting saves over the whole job, relative to the baseline."""
 
     saved_s: float  # seconds saved; negative if it costs time
-    low_s: float  # lower end of the 95 % interval of `saved_s`
+    low_s: float  # lower end of the 95% interval of `saved_s`
     high_s: float
     share: float  # fraction of the job's time under the baseline
     probability: float  # probability that it saves any time
@@ -111,7 +111,7 @@ def saving(setting: Line, baseline: Line, steps: int) -> Saving:
 
 
 def step_saving(setting: Line, baseline: Line) -> tuple[float, float]:
-    """Returns the 95 % interval of the relative saving per step over the baseline."""
+    """Returns the 95% interval of the relative saving per step over the baseline."""
     saved = 1 - setting.step_s / baseline.step_s
     width = Z95 * math.hypot(setting.step_sd_s, baseline.step_sd_s) / baseline.step_s
     return saved - width, min(saved + width, 1.0)

@@ -12,7 +12,7 @@ from analysis.choose.uncertainty import drawn
 from compile_sweep.schema import pareto
 from compile_sweep.schema.objectives import Goal
 
-_DRAWS = 200  # number of draws, enough for a 95 % interval of one figure
+_DRAWS = 200  # number of draws, enough for a 95% interval of one figure
 
 
 class Hypervolume(NamedTuple):

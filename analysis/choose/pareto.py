@@ -114,7 +114,7 @@ def knee(front: pd.DataFrame) -> pd.Series | None:
 
 
 def speedup_over_eager(df: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with two more columns: throughput as a multiple of eager's, where 1.5 means 50 % faster.
+    """Returns the frame with two more columns: throughput as a multiple of eager's, where 1.5 means 50% faster.
 
     `speedup_best_eager` compares with the fastest usable eager trial, which is what a person gains who already chose the best
     padding. `speedup_same_padding` compares with the fastest usable eager trial that computes the same: the same padded batches,

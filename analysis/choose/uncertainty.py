@@ -1,6 +1,6 @@
 """How far a trial's figures may be off, and draws of their possible true values.
 
-A figure has two errors. *Within a run* it scatters as its record's 95 % interval says, which is a bootstrap over the run's
+A figure has two errors. *Within a run* it scatters as its record's 95% interval says, which is a bootstrap over the run's
 timed steps. *Between runs* the same setting gives different results, which no single run can show: that scatter is estimated from
 settings measured more than once in one sweep or, if there are too few, taken from this project's benchmarks (`USUAL`). A
 draw moves each figure by both, as a normal deviation of its logarithm, so that no draw is negative.
@@ -32,8 +32,8 @@ from analysis.formatting import percent, text
 from compile_sweep.schema.objectives import INTERVALS, Goal
 from compile_sweep.schema.record import Caches
 
-DRAWS = 1000  # gives a probability of 5 % a standard error of 1.4 percentage points or less
-Z95 = 1.96  # half-width of a normal distribution's 95 % interval, in standard deviations
+DRAWS = 1000  # gives a probability of 5% a standard error of 1.4 percentage points or less
+Z95 = 1.96  # half-width of a normal distribution's 95% interval, in standard deviations
 
 _MEMORY, _CPU = "peak_memory_bytes", "cpu"
 """The figure that means something else on a CPU, and the value of a record's `device` there."""
@@ -93,22 +93,22 @@ USUAL: Mapping[str, Noise] = MappingProxyType(
         "step_ms_median": _RATE,
     }
 )
-"""Noise in H200 records. Four cold compiles of one setting at a time scattered by 4 to 5 % (`benchmarks/trials/contention.py`);
-eager, which compiles nothing, took between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04 %, of two sweeps by 0.9
+"""Noise in H200 records. Four cold compiles of one setting at a time scattered by 4 to 5% (`benchmarks/trials/contention.py`);
+eager, which compiles nothing, took between 0.5 and 1.7 s. Rates of two trials of one run differed by 0.04%, of two sweeps by 0.9
 %. Memory is left out: peaks of torch's allocator on a GPU repeat to the byte.
 """
 
 RESIDENT = Noise(relative=0.005, floor=0.0, repeats=0, of="on CPUs")
 """Noise of `peak_memory_bytes` on a CPU, which is the process's peak resident size and never repeats exactly. Twelve settings of
-the captioning workload that at least two of three committed CPU sweeps measured scatter by 0.47 %, from 14 repeats, at most by
-1.4 % (`docs/results/search/live-captioning-tiny-cpu/{gain,random}` and `benchmarks/tables/captioning-tiny-cpu`, on two machines).
+the captioning workload that at least two of three committed CPU sweeps measured scatter by 0.47%, from 14 repeats, at most by
+1.4% (`docs/results/search/live-captioning-tiny-cpu/{gain,random}` and `benchmarks/tables/captioning-tiny-cpu`, on two machines).
 """
 
 
 SCRIPT_ON_CPU = Noise(relative=0.25, floor=0.0, repeats=0, of="for scripts on CPUs")
 """Noise of a script's rates on a CPU, whose trials have no eager steps beside them that would show how fast the machine was. On
-two cores shared with other work, 18 trials of one script as it is differed from the one before by 25 % (standard deviation, less
-the factor √2 of a difference), though each was certain to 5 % (docs/analysis.md).
+two cores shared with other work, 18 trials of one script as it is differed from the one before by 25% (standard deviation, less
+the factor √2 of a difference), though each was certain to 5% (docs/analysis.md).
 """
 
 
@@ -252,7 +252,7 @@ def uncertain_front(
     """Returns the Pareto front with each trial's probability of being on it.
 
     Every draw moves all trials' figures by their uncertainty, and the fraction of draws in which a trial is not dominated is its
-    probability. Two trials are equal if their difference is within the 95 % interval in every objective. Groups have leaders: the
+    probability. Two trials are equal if their difference is within the 95% interval in every objective. Groups have leaders: the
     most probable trial takes all that equal it, then the most probable one of the rest does, so that no chain of small steps
     groups very different trials.
 

@@ -32,7 +32,7 @@ class Cell(NamedTuple):
     after: str
     change: str
     between: str
-    """95 % interval of the change."""
+    """95% interval of the change."""
     verdict: str
     """better, worse or same; same also if nothing can be said."""
     mark: tuple[float, float, float] | None

@@ -42,7 +42,7 @@ class Change(NamedTuple):
     before: float
     after: float
     share: float | None  # after divided by before, minus 1; None if it was 0
-    low: float | None  # lower end of the share's 95 % interval; None if the share is meaningless, see `is_ratio`
+    low: float | None  # lower end of the share's 95% interval; None if the share is meaningless, see `is_ratio`
     high: float | None
     is_significant: bool  # whether the interval excludes 0; for figures without noise, whether there is any change
 
@@ -141,7 +141,7 @@ def side_by_side(before: pd.Series, after: pd.Series) -> pd.DataFrame:
 def change(both: pd.DataFrame, name: str, between: Mapping[str, Noise]) -> Change | None:
     """Returns how the figure changed from the first row to the second; None if one of them lacks it.
 
-    The interval is that of a ratio: both figures' own 95 % intervals and noise between runs, as deviations of the
+    The interval is that of a ratio: both figures' own 95% intervals and noise between runs, as deviations of the
     logarithm. If one of the figures is 0, or mostly noise (`Noise.near_floor`, and eager's compile time, which is the start of
     libraries), their difference is used instead.
     """

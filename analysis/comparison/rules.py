@@ -136,13 +136,13 @@ def _share(found: Change) -> float:
 
 def _moved(name: str, found: Change) -> str:
     share = f", {signed_percent(found.share)}" if found.is_ratio else ""
-    span = "" if found.low is None else f" (95 %: {signed_percent(found.low)} to {signed_percent(found.high)})"
+    span = "" if found.low is None else f" (95%: {signed_percent(found.low)} to {signed_percent(found.high)})"
     noise = "" if found.is_significant else "; within noise, so it does not fail"
     return f"{name} from {figure(found.before)} to {figure(found.after)}{share}{span}{noise}"
 
 
 def signed_percent(share: float | None) -> str:
-    """Formats a change as `+3.1 %` or `−3.1 %`; a dash if missing."""
+    """Formats a change as `+3.1%` or `−3.1%`; a dash if missing."""
     return percent(share) if share is None else f"{'−' if share < 0 else '+'}{percent(abs(share))}"
 
 

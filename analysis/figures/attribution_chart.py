@@ -37,7 +37,7 @@ def region_prices_info(df: pd.DataFrame, attempts: pd.DataFrame | None = None) -
 
 @or_trials(effects_info)
 def effects_figure(info: EffectsInfo) -> go.Figure:
-    """Draws the change of throughput in percent to the right, with its 95 % interval, and a row per change."""
+    """Draws the change of throughput in percent to the right, with its 95% interval, and a row per change."""
     chart = rows_figure(
         [RowName(_change(one), _in_short(one), on_front=False) for one in info.effects],
         x_title="change of throughput, all else equal (%)",
@@ -99,7 +99,7 @@ def _change(effect: Effect) -> str:
 
 
 def _in_short(effect: Effect) -> str:
-    words = f"{100 * effect.rate.value:+.1f} %".replace("-", "−")
+    words = f"{100 * effect.rate.value:+.1f}%".replace("-", "−")
     if effect.compile_s is not None:
         words += f", {effect.compile_s.value:+.1f} s compile".replace("-", "−")
     return words
@@ -120,4 +120,4 @@ def _hover(effect: Effect) -> str:
 
 def _between(change: Difference, factor: float, unit: str) -> str:
     value, low, high = (f"{'−' if end < 0 else '+'}{figure(abs(factor * end))}" for end in change)
-    return f"{value} {unit} (95 %: {low} to {high})"
+    return f"{value} {unit} (95%: {low} to {high})"

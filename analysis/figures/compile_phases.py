@@ -88,5 +88,5 @@ def _trace(name: str, info: CompilePhasesInfo) -> go.Bar:
 
 def _hover(name: str, bar: CompileBar) -> str:
     spent, phase = bar.phases_s[name], COMPILE_PHASES[name]
-    share = f", {100 * spent / bar.compile_s:.0f} % of {figure(bar.compile_s, 's')}" if bar.compile_s > 0 else ""
+    share = f", {100 * spent / bar.compile_s:.0f}% of {figure(bar.compile_s, 's')}" if bar.compile_s > 0 else ""
     return row_hover([f"{phase.title}: {figure(spent, 's')}{share}", phase.meaning, bar.setting_name])

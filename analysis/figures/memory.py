@@ -117,7 +117,7 @@ def _marks(name: str, values: list[float | None], symbol: str, color: str, info:
 
 
 def _hover(bar: MemoryBar, device_bytes: float | None) -> str:
-    share = f", {100 * bar.peak_bytes / device_bytes:.0f} % of the device" if device_bytes else ""
+    share = f", {100 * bar.peak_bytes / device_bytes:.0f}% of the device" if device_bytes else ""
     others = (
         ("reserved by the allocator", bar.reserved_bytes),
         ("peak of the warm-up", bar.compiling_bytes),

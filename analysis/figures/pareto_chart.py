@@ -28,6 +28,7 @@ from compile_sweep.schema.settings import Scope
 _MOST_NAMED = 10  # with more points on the front, their labels are only IDs, since names would cover the chart
 _MOST_HOLLOW_NAMED = 8
 _CROWD = 120  # with more points than this, those that are not on the front are smaller
+_LONG = 1e7  # from here on, whole numbers at the axis would be cut by the margin, so they are written as 20M and 2G
 _LABEL_CHARS = 30
 _LABEL_MOST_CHARS = 40
 """Limit on a label's line length if a single word, such as an option's name, is longer than a line."""
@@ -37,7 +38,7 @@ _TIE_WIDTH_PX = 26
 
 @or_trials(pareto_info)
 def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
-    """Draws the price to the right, the gain upwards with its 95 % interval, and the front as steps.
+    """Draws the price to the right, the gain upwards with its 95% interval, and the front as steps.
 
     Color and symbol are the scope's. Trials that are not ok are hollow, and the best of them have labels. Broad gray lines
     connect trials that cannot be told apart. Prices below `info.floor` are drawn there, and their hover text says so. The
@@ -54,6 +55,8 @@ def pareto_figure(info: ParetoInfo, *, title: str | None = None) -> go.Figure:
         chart.update_xaxes(type="log", **_ticks(info))
     chart.update_xaxes(range=list(axes.x_range), title_text=info.price.title)
     chart.update_yaxes(range=list(axes.y_range), title_text=info.gain.title)
+    if axes.y_range[1] >= _LONG:
+        chart.update_yaxes(tickformat="~s")
     if info.ties:
         chart.add_trace(_tie_lines(info))
     if info.front:
@@ -200,7 +203,7 @@ def _hover(point: ParetoPoint, info: ParetoInfo) -> str:
 
 
 def _between(low: float | None, high: float | None) -> str:
-    return f" (95 %: {ends})" if (ends := interval(low, high)) else ""
+    return f" (95%: {ends})" if (ends := interval(low, high)) else ""
 
 
 def _wrapped(words: str) -> list[str]:

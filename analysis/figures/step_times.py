@@ -118,7 +118,7 @@ def _box(place: int, row: StepTimes) -> go.Box:
         hovertext=row_hover(
             [
                 row.setting_name,
-                f"step {figure(row.median_ms, 'ms')}" + (f" (95 %: {between})" if between else ""),
+                f"step {figure(row.median_ms, 'ms')}" + (f" (95%: {between})" if between else ""),
                 f"half of the steps between {figure(first, 'ms')} and {figure(third, 'ms')}",
                 f"nine in ten between {figure(row.whiskers_ms[0], 'ms')} and {figure(row.whiskers_ms[1], 'ms')}",
                 f"quickest {figure(row.drawn_ms[0], 'ms')}, longest {figure(row.drawn_ms[-1], 'ms')}",

@@ -34,7 +34,7 @@ class Reason(NamedTuple):
 
 
 def reasons(df: pd.DataFrame) -> list[Reason]:
-    """Returns why usable compiled settings are at most 5 % faster than eager, the most frequent reason first."""
+    """Returns why usable compiled settings are at most 5% faster than eager, the most frequent reason first."""
     return _grouped(_compiled(df))
 
 

@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
     text: str
     sort: float | None  # in the heading's unit, which the filter also uses; None sorts last
-    under: str = ""  # small text below it: its 95 % interval, or how much of a tolerance it uses
+    under: str = ""  # small text below it: its 95% interval, or how much of a tolerance it uses
     note: str = ""  # tooltip
 
 
@@ -81,7 +81,7 @@ def _plain_gib(num_bytes: Any) -> str:
 
 
 def _plain_percent(share: Any) -> str:
-    return percent(share).removesuffix(" %")
+    return percent(share).removesuffix("%")
 
 
 HEADINGS = (
@@ -226,7 +226,7 @@ def numerics_cell(trial: pd.Series) -> Cell:
     """Says how the check against eager ended, and how close its worst gap came to the tolerance."""
     ratio = number(trial["numerics_worst_ratio"])
     status = text(trial["numerics_status"]) or MISSING
-    used = "" if ratio is None else f"{100 * ratio:.0f} % of tolerance"
+    used = "" if ratio is None else f"{100 * ratio:.0f}% of tolerance"
     return Cell(status, ratio, used, text(trial["numerics_worst"]) or "")
 
 

@@ -104,7 +104,7 @@ def _steps(trial: pd.Series) -> str:
     if median is None:
         return ""
     between = interval(trial["step_ms_median_low"], trial["step_ms_median_high"])
-    words = [f"median {figure(median, 'ms')}{f' (95 %: {between})' if between else ''}"]
+    words = [f"median {figure(median, 'ms')}{f' (95%: {between})' if between else ''}"]
     steps = np.array([value for value in _values(trial["step_ms"]) if number(value) is not None], dtype=float)
     if len(steps):
         least, lower, upper, most = np.quantile(steps, [0, 0.1, 0.9, 1])

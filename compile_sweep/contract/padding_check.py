@@ -145,7 +145,7 @@ def _check_batch(runs: _Runs, number: int, raw: Mapping[str, Tensor]) -> str | N
         of_loss = "" if expected.is_close_in_loss(found) else f"loss {found.loss:.5g} instead of {expected.loss:.5g} and "
         wrong = (
             f"padding changes what this workload trains on: {before} has {of_loss}gradients that are "
-            f"{100 * expected.off(found):.2g} % off"
+            f"{100 * expected.off(found):.2g}% off"
         )
     values = {name: value for name, (_, value) in padding.items()}
     where = {name: " and ".join(map(str, dims)) for name, dims in untold.items()}

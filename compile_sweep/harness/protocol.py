@@ -31,7 +31,7 @@ class Protocol:
     max_window_s: float = math.inf
     """Seconds after which a window of `LEAST_PASSES` or more ends, however wide: for steps of seconds, or a busy host."""
     target_width: float = 0.01
-    """Width of the typical step's 95 % interval, relative to its median, at which the interval counts as narrow."""
+    """Width of the typical step's 95% interval, relative to its median, at which the interval counts as narrow."""
     cpu_target_width: float = 0.10
     """Target width on CPUs, which share their host; only ratios within one run are reported for them."""
     cpu_window_s: float = 12.0

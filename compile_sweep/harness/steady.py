@@ -27,7 +27,7 @@ OUTLIER_FACTOR = 1.5  # multiple of its batch's median above which a step counts
 
 HOPELESS_FROM, HOPELESS_FACTOR = 5, 10
 """A window is abandoned after this many passes if its interval would need this multiple of the maximum number of passes. A GPU
-that waits for a noisy host needs hundreds for an interval of 1 %; a few more would only cost its time.
+that waits for a noisy host needs hundreds for an interval of 1%; a few more would only cost its time.
 """
 
 LEAST_S = 1.0
@@ -38,7 +38,7 @@ and a few of them say little about the ratio to eager.
 _RESAMPLINGS = 1000
 
 _T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""97.5 % quantiles of Student's t by degrees of freedom."""
+"""97.5% quantiles of Student's t by degrees of freedom."""
 
 LEAST_PASSES = 3  # minimum number of passes for an estimate of their scatter and of the ratio to eager
 MAX_RESTARTS = 3  # maximum number of restarts of a window because something was compiled in it
@@ -91,7 +91,7 @@ class Limits:
     max_window_s: float = math.inf
     """Maximum length in seconds; however wide the interval is, the window then stops growing if it has `LEAST_PASSES`."""
     target_width: float
-    """Width of the median's 95 % interval over the median at which the window stops growing."""
+    """Width of the median's 95% interval over the median at which the window stops growing."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -228,7 +228,7 @@ def stratified_median(passes: Sequence[Sequence[float]], lengths: Sequence[int])
 
 
 def median_ci95(passes: Sequence[Sequence[float]], lengths: Sequence[int]) -> tuple[float, float]:
-    """Returns the 95 % interval of `stratified_median`.
+    """Returns the 95% interval of `stratified_median`.
 
     The standard error comes from a bootstrap over whole passes, so that differences between passes, such as a clock's drift,
     count in full. Since passes are few, it is corrected for their number and widened by Student's t; percentiles of three passes'
@@ -291,7 +291,7 @@ def find_shift(passes: Sequence[Sequence[float]]) -> Shift | None:
 
 
 def relative_half_width(passes: Sequence[Sequence[float]]) -> float:
-    """Returns the relative half-width of the 95 % interval of a pass's mean total time.
+    """Returns the relative half-width of the 95% interval of a pass's mean total time.
 
     It is based on the scatter of whole passes: slow steps come in stretches, so the steps of a pass are not independent.
     """
@@ -306,7 +306,7 @@ class Throughput:
     """A rate over whole passes."""
 
     samples_per_s: float
-    ci95: tuple[float, float]  # 95 % interval of the samples per second
+    ci95: tuple[float, float]  # 95% interval of the samples per second
     tokens_per_s: float
 
 

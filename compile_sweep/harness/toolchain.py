@@ -4,9 +4,10 @@ Torch believes that every compiled file that exists is complete, and compilers w
 files on which later ones fail, in folders that a user's processes share: precompiled headers, and a user's own compile cache.
 `compile_whole_files` replaces that.
 
-Torch precompiles its C++ headers once per host and keeps them outside `TORCHINDUCTOR_CACHE_DIR`, in the folder for temporary
-files, so the first cold compile on a host would take seconds longer than later ones. Its compile workers take about 7 s to start
-on an H200 host, as long as it takes to build a model; exported settings start them on import, and so does a trial.
+Torch precompiles its C++ headers once per host, installed torch and compiler, and keeps them outside `TORCHINDUCTOR_CACHE_DIR`,
+in the folder for temporary files, so the first cold compile on a host would take seconds longer than later ones. Its compile
+workers take about 7 s to start on an H200 host, as long as it takes to build a model; exported settings start them on import,
+and so does a trial.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ from unittest import mock
 import torch
 from torch._inductor import codecache
 from torch._inductor.async_compile import maybe_warm_pool
-from torch._inductor.exc import CppCompileError
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from compile_sweep.harness.compile_cache.artifact import ELF_HEAD_BYTES, is_cut_short
@@ -48,13 +49,31 @@ def cpp_header_folder() -> Path:
     return folder
 
 
+def cpp_header_mark() -> Path:
+    """Returns the file that says that this torch's headers are there: torch knows them by its folder and the compiler, too."""
+    key = hashlib.sha256(f"{torch.__file__} {_compiler()}".encode()).hexdigest()[:16]
+    return cpp_header_folder() / f"compile-sweep-{torch.__version__}-{key}"
+
+
+def _compiler() -> str:
+    """Returns which C++ compiler Inductor uses, and when that was installed."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    compiler = Path(shutil.which(get_cpp_compiler()) or "").resolve()
+    return f"{compiler} {compiler.stat().st_mtime_ns}"
+
+
 def warm_cpp_headers() -> None:
-    """Compiles a tiny program in another process, once per host, user and torch version; ignores failures."""
-    with (cpp_header_folder() / f"compile-sweep-{torch.__version__}").open("a") as mark:
+    """Compiles a tiny program in another process, once per host, user, installed torch and compiler; ignores failures."""
+    try:
+        path = cpp_header_mark()
+    except InvalidCxxCompiler:  # a trial that compiles says so
+        return
+    with path.open("a") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)  # of concurrent trials, one compiles and the others wait
         if os.fstat(mark.fileno()).st_size == 0:  # tell() would be where the file ended before the lock was acquired
-            path = os.pathsep.join(import_path(with_current_folder=False))
-            environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "PYTHONPATH": path}
+            folders = os.pathsep.join(import_path(with_current_folder=False))
+            environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "PYTHONPATH": folders}
             if subprocess.run([sys.executable, "-P", "-c", _COMPILE_SOMETHING], env=environment, check=False).returncode == 0:
                 mark.write("made\n")
 
@@ -64,18 +83,17 @@ def check_vector_instructions() -> None:
 
     With an empty compile cache, torch compiles and loads up to seven programs for them in every process: 3 s of CPU time or more.
     """
-    from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
 
     check = getattr(VecISA, "check_build", None)
     if check is None:  # then torch makes the checks itself
         return
-    compiler = Path(shutil.which(get_cpp_compiler()) or "").resolve()
+    compiler = _compiler()
     results = cpp_header_folder() / f"compile-sweep-vector-checks-{torch.__version__}.json"
     known: dict[str, bool] = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
 
     def remembered(isa: VecISA, code: str) -> bool:
-        what = f"{compiler} {compiler.stat().st_mtime_ns} {isa.build_arch_flags()} {code}"
+        what = f"{compiler} {isa.build_arch_flags()} {code}"
         key = hashlib.sha256(what.encode()).hexdigest()
         if key not in known:
             known[key] = check(isa, code)

@@ -196,7 +196,7 @@ def figure(record: Record, name: str) -> float | None:
 
 
 def assured(record: Record, name: str, *, at_most: bool) -> float | None:
-    """Returns the figure or, if the trial's steps were too noisy (`stable` is false), the worse end of its 95 % interval.
+    """Returns the figure or, if the trial's steps were too noisy (`stable` is false), the worse end of its 95% interval.
 
     None if the figure is missing, or if its worse end is an upper one that is unbounded.
 

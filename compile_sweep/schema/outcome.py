@@ -95,7 +95,7 @@ class Label(StrEnum):
     RECOMPILE_LIMIT = "recompile-limit", *_SETTING, "torch reached its recompile limit and runs some of the model eagerly"
     CUDAGRAPHS_SKIPPED = "cudagraphs-skipped", *_SETTING, "CUDA graphs were asked for and not used"
     SILENT_FALLBACK = "silent-fallback", *_SETTING, "torch ran eagerly what it should have compiled, or compiled nothing"
-    INPUT_BOUND = "input-bound", *_SETTING, "with `--pipeline real`, waits for data more than 5 % of the time"
+    INPUT_BOUND = "input-bound", *_SETTING, "with `--pipeline real`, waits for data more than 5% of the time"
     OUT_OF_MEMORY = "out-of-memory", *_SETTING, "the device or the host ran out of memory"
     COMPILE_ERROR = "compile-error", *_SETTING, "the compiler raised an exception"
     COMPILE_DEADLINE = "compile-deadline", *_SETTING, "still compiling or warming up at the deadline; killed"

@@ -95,13 +95,13 @@ class TrialRecord(AttemptRecord):
         missing=NOT_MEASURED,
     )
     step_ms_ci95: tuple[float, float] | None = figure(
-        "[low, high]: 95 % interval of that figure, by a bootstrap over passes",
+        "[low, high]: 95% interval of that figure, by a bootstrap over passes",
         unit="ms",
         missing=NOT_MEASURED,
     )
     stable: bool | None = figure(
-        "whether that interval became narrow before the limit of passes: its width at most 1 % of `step_ms_median`, on a CPU "
-        "10 %. If not, the trial is noisy: fronts, searches and constraints take the worse end of `samples_per_s_ci95`, "
+        "whether that interval became narrow before the limit of passes: its width at most 1% of `step_ms_median`, on a CPU "
+        "10%. If not, the trial is noisy: fronts, searches and constraints take the worse end of `samples_per_s_ci95`, "
         "`step_ms_ci95` and `speedup_eager_ci95` instead of the figure. Records from before 2026-11-23 say `failed` and "
         "`unstable` of such a trial, and are read as `ok`",
         missing=NOT_MEASURED,
@@ -120,7 +120,7 @@ class TrialRecord(AttemptRecord):
         missing=NOT_MEASURED,
     )
     samples_per_s_ci95: tuple[float, float] | None = figure(
-        "[low, high]: 95 % interval within this run, from the spread of the passes' total times; high is null where they bound"
+        "[low, high]: 95% interval within this run, from the spread of the passes' total times; high is null where they bound"
         " it nowhere, and is read as infinite",
         unit="samples/s",
         over_ranks=scaled("samples_per_s"),
@@ -152,7 +152,7 @@ class TrialRecord(AttemptRecord):
         missing="not measured; no reference",
     )
     speedup_eager_ci95: tuple[float, float] | None = figure(
-        "[low, high]: its 95 % interval, from the scatter of whole passes; until 2026-11-23 of single steps, and so too narrow"
+        "[low, high]: its 95% interval, from the scatter of whole passes; until 2026-11-23 of single steps, and so too narrow"
         " ([decisions.md](decisions.md#measuring))",
         missing="not measured; no reference",
     )

@@ -1,4 +1,4 @@
-"""Watches what processes a script starts, because only its own process is measured.
+"""Watches what processes a script starts, because only the main thread of its own process is measured.
 
 A script that launches its training by a command such as torchrun is refused at once, and what it runs by
 `torch.multiprocessing.spawn` runs in its own process instead. Other processes that it starts with `multiprocessing` before it has
@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -30,6 +31,16 @@ _worker_loop = private("torch.utils.data._utils.worker", "_worker_loop")  # what
 ELSEWHERE = (
     "the script never trains in its own process; it starts others, in which nothing can be measured: write it for torchrun and "
     "sweep with --workers-per-trial"
+)
+
+_NO_MODULE = (
+    "no module with trained parameters is called with gradients on, so there is nothing to compile; call the model itself, "
+    "model(x), not its forward or functions of its parameters"
+)
+
+_IN_A_THREAD = (
+    "the script trains in a thread that it starts, and only what its main thread runs can be measured; call what the thread runs "
+    "directly, train() in place of threading.Thread(target=train).start()"
 )
 
 _PYTHON = re.compile(r"python[\d.]*$")
@@ -102,6 +113,11 @@ class Processes:
             )
         if words and _PYTHON.match(os.path.basename(words[0])) and words[1:2] and words[1].endswith(".py"):
             self.scripts.append(words[1])
+
+
+def why_no_module() -> str:
+    """Says why a script that steps has no module to compile; call it where it steps."""
+    return _NO_MODULE if threading.current_thread() is threading.main_thread() else _IN_A_THREAD
 
 
 def _of_another_number(said: str, number: int, workers: int) -> str:

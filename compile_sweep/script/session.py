@@ -68,7 +68,7 @@ from compile_sweep.script.fallback import FallbackWatch
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
 from compile_sweep.script.monkeypatch import replaced
-from compile_sweep.script.processes import ELSEWHERE, Processes
+from compile_sweep.script.processes import ELSEWHERE, Processes, why_no_module
 from compile_sweep.script.steady_steps import Stream
 
 QUIET_STEPS = 3  # number of steps without a compile after which no more are expected
@@ -82,11 +82,6 @@ MAX_WARMUP_STEPS = 100
 NO_OPTIMIZER = (
     "the script computes gradients but no optimizer of torch.optim steps; mark its steps, for batch in "
     "compile_sweep.steps(loader), which does nothing outside a sweep"
-)
-
-NO_MODULE = (
-    "no module with trained parameters is called with gradients on, so there is nothing to compile; call the model itself, "
-    "model(x), not its forward or functions of its parameters"
 )
 
 MAX_FUNCTIONAL = 50
@@ -262,7 +257,7 @@ class Session:
                 self._fail(ScriptError(ELSEWHERE))
             return
         if not self.found.targets and self.found.num_steps >= MAX_STEPS:  # watching ends in a module's call, and there was none
-            self._fail(ScriptError(FUNCTIONAL if self.is_functional else NO_MODULE))
+            self._fail(ScriptError(FUNCTIONAL if self.is_functional else why_no_module()))
 
     def _discovered(self) -> None:
         """Applies the settings, and sets the hooks that mark steps from here on."""
@@ -279,7 +274,7 @@ class Session:
         if self.is_functional:
             raise ScriptError(FUNCTIONAL)
         if not found.targets:
-            raise ScriptError(NO_MODULE)
+            raise ScriptError(why_no_module())
         name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
         if self._compiles_modules and any(isinstance(target.module, torch.jit.ScriptModule) for target in found.targets):
             raise ScriptError(
@@ -329,7 +324,7 @@ class Session:
                     torch.cuda.empty_cache()  # nothing of it is the setting's
                 if change > max(MOST_CHANGE, ROUNDINGS * numerics.rounding_of(target)):
                     reason = (
-                        f"pad_to_multiple_of changes what {target.name} computes, by {100 * change:.2g} % with texts twice as "
+                        f"pad_to_multiple_of changes what {target.name} computes, by {100 * change:.2g}% with texts twice as "
                         "long, as where padding takes part in an average; leave it out"
                     )
         if not everywhere(not reason, self.device):

@@ -393,7 +393,7 @@ def _judged(
     found = _references(references, outcome, settings.matmul_precision)
     if apart := numerics.distance(found.eager, numerics.load(references / "again-0")):
         findings.append(
-            f"not deterministic: two eager runs are {100 * apart:.2g} % apart in loss or gradients after the first steps; "
+            f"not deterministic: two eager runs are {100 * apart:.2g}% apart in loss or gradients after the first steps; "
             "compiled runs are allowed as much"
         )
     losses = outcome["losses"]

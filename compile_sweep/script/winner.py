@@ -255,17 +255,18 @@ class Applier:
         name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
         set_global_state(self.settings)
         losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
+        waits = ""
         try:
             leave_out(found.trained_and_frozen, self.settings.parts)
             apply_to_discovered(self.settings, found, self.own_compile)
+            names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)
+            if names and self.settings.scope is not Scope.EAGER and self.settings.backend is None:
+                waits = "; the next step compiles it, which may take minutes"
         except ScriptError as error:
-            self._say(f"nothing is compiled: {error}")
+            self._say(f"no module is compiled: {error}")
+            names = "the optimizers alone"
         for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers, together=found.steps_together)):
             self._say(sentence)
-        names = ", ".join(f"{target.name} ({type(target.module).__name__})" for target in found.all_compiled)
-        waits = ""
-        if names and self.settings.scope is not Scope.EAGER and self.settings.backend is None:
-            waits = "; the next step compiles it, which may take minutes"
         self._say(f"{self.settings.label}, applied to {names or 'nothing'}{waits}")
 
 

@@ -59,7 +59,7 @@ _LEAST_PACE = 0.1
 _RECORDING = "cudagraph_capture"  # key of `compile_phases_s`
 
 _WARM_SHARE = 0.2
-"""Fraction of a cold compile that a start from artifacts takes: 8 % for a full graph, 18 % for regions (docs/results.md)."""
+"""Fraction of a cold compile that a start from artifacts takes: 8% for a full graph, 18% for regions (docs/results.md)."""
 
 
 def expected_s(settings: CompileSettings, facts: WorkloadFacts, done: Sequence[TrialRecord], *, cold: bool = False) -> float:

@@ -109,7 +109,7 @@ def _rare_levers(target: Target) -> list[Candidate]:
         rare.append({"optimizer": "compiled"})
     if target.has_gpu and target.has_attention:
         rare.append({"sdpa_kernel": "flash"})
-    if target.has_gpu and target.memory_format is not None:  # each gains 1 to 6 % on a ResNet-50 and loses 14 % or more on GPT-2
+    if target.has_gpu and target.memory_format is not None:  # each gains 1 to 6% on a ResNet-50 and loses 14% or more on GPT-2
         kinds = ("combo_kernels", "max_autotune_pointwise", "coordinate_descent_tuning")
         together = chain.from_iterable(combinations(kinds, number) for number in range(1, len(kinds) + 1))
         rare += [{f"inductor.{kind}": "on" for kind in chosen} for chosen in together]

@@ -21,7 +21,7 @@ PRIOR_FILE = "prior.json"
 SCHEMA_VERSION = 1
 
 _USUAL_SPREAD = 0.12
-"""Standard deviation of the logarithm of a lever's gain, if no sweep has shown it: two in three gain or lose less than 12 %."""
+"""Standard deviation of the logarithm of a lever's gain, if no sweep has shown it: two in three gain or lose less than 12%."""
 
 _OPTION_SPREAD = 0.4
 """Standard deviation for a workload's own options, which may change anything, such as the batch size."""
@@ -82,7 +82,7 @@ class LeverGain:
     device: str
     """Device type: cuda or cpu."""
     log_gain: float
-    """Median over the pairs of the logarithm of speed with the lever over speed without; 0.1 is 10.5 % more samples per second.
+    """Median over the pairs of the logarithm of speed with the lever over speed without; 0.1 is 10.5% more samples per second.
     """
     pairs: int
     """Number of measured pairs; 0 if the lever always failed, in which case `log_gain` is 0."""

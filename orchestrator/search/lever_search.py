@@ -45,7 +45,7 @@ _INTERPLAY = 0.12  # standard deviation of the part of a setting's log speed tha
 
 _INTERPLAYS = (0.02, 0.03, 0.05, 0.08, _INTERPLAY)
 """Standard deviations that a forecast chooses from in place of `_INTERPLAY`, by what was measured. After 16 equally fast
-settings of nanoGPT, the forecast of another hour was a gain of 19 % by `_INTERPLAY`, and of 3 % by the likeliest of these.
+settings of nanoGPT, the forecast of another hour was a gain of 19% by `_INTERPLAY`, and of 3% by the likeliest of these.
 """
 
 _KEPT = 0.5
@@ -84,7 +84,7 @@ _WORTH_A_RISK = 0.02
 
 _AS_GOOD = 0.02
 """Difference in log speed up to which a setting is as good a base for one more lever as the best: it may take half as long to
-compile, as SegFormer's with a fused optimizer does, of which a compiled one is 2 % ahead.
+compile, as SegFormer's with a fused optimizer does, of which a compiled one is 2% ahead.
 """
 
 _UNKNOWN_PACE, _KNOWN_PACE = 0.7, 0.3
@@ -255,8 +255,7 @@ class LeverSearch:
             if self._fits(retry.amended):
                 place = self.place_of(retry.tried.key)
                 assert place is not None
-                reason = f"{retry.remedy}, which the advice on the same without it names"
-                return Step(retry.amended, reason, float(self._seconds()[place]))
+                return Step(retry.amended, retry.reason, float(self._seconds()[place]))
         fitting = self._fitting()
         if not len(fitting):
             return None
@@ -286,6 +285,9 @@ class LeverSearch:
         told = {**record, **(record.get("bounds") or {})}  # bounds are figures of an attempt that was stopped after it was timed
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)
+        if self._remedies.is_probe(key):  # its speed is not that of the setting
+            self._remedies.tell(setting, record, is_usable=is_usable, helps=False)
+            return
         if is_amended and is_usable:  # a remedy has helped
             for one in self._struck.pop(setting.key, ()):
                 self._untried.put_back(one)

@@ -69,8 +69,8 @@ def patience_with(searcher: Searcher | None) -> Patience:
     """Returns how readily trials are abandoned in a searcher's order.
 
     `gain` begins with the most informative settings. In other orders the first trials may be similar, and predictions based on
-    them are more confident than they should be. Abandoning trials as readily as with gain, recorded grids lost up to 8 % of their
-    front's hypervolume in list order and up to 5 % in random order (docs/search.md).
+    them are more confident than they should be. Abandoning trials as readily as with gain, recorded grids lost up to 8% of their
+    front's hypervolume in list order and up to 5% in random order (docs/search.md).
     """
     return Patience() if searcher is Searcher.GAIN else Patience(least_gain=0.001)
 

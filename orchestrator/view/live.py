@@ -266,7 +266,7 @@ def _best(latest: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[TrialRecord], names: Mapping[str, str]) -> Table:
     """Renders the best settings so far, with each one's gain over what is run today."""
     today = next((record for record in latest if record.settings_key == state.baseline), None)
-    table = _table("best so far", "samples/s", "gain (95 %)", "compile s", "")
+    table = _table("best so far", "samples/s", "gain (95%)", "compile s", "")
     for record in best:
         on_front = record.settings_key in state.front
         compiled = _figure(record.compile_s) if record.cold_equivalent_s is None else f"≈ {_figure(record.cold_equivalent_s)}"

@@ -145,7 +145,7 @@ def show_ending(
 
 
 def _show_named(console: Console, settings: Sequence[tuple[str, ...]]) -> None:
-    headings = ("", "setting", "saves (95 %)", "compile", "memory")
+    headings = ("", "setting", "saves (95%)", "compile", "memory")
     widths = [max(map(len, cells)) for cells in zip(headings, *settings, strict=True)]
     if sum(widths) + 2 * len(widths) <= console.width:
         table = Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: MakeTwo) -> None:
-    """Throughput is known to ±1 %; compile times vary by about ±10 % between runs."""
+    """Throughput is known to ±1%; compile times vary by about ±10% between runs."""
     found = compared(two([trial(FULL, 800, 60), trial(REGIONAL, 700, 20)], [trial(FULL, 780, 63), trial(REGIONAL, 640, 40)]))
     full, regional = found.pairs
     assert not full.changes["compile_s"].is_significant
@@ -40,7 +40,7 @@ def test_a_change_beyond_both_intervals_counts_and_one_within_does_not(two: Make
 
 
 def several(rate: float = 1.0, *, compiles: float = 1.0, runs: Sequence[float] = (1.0,)) -> list[TrialRecord]:
-    """Eight settings whose throughput is known to ±1 %, each run once per factor in `runs`."""
+    """Eight settings whose throughput is known to ±1%, each run once per factor in `runs`."""
     return [
         trial(
             f"scope=full,inductor.epilogue_fusion={at}", (800 + 10 * at) * rate * run, (60 + at) * compiles / run,
@@ -69,13 +69,13 @@ def test_a_change_of_all_settings_alike_is_no_noise(
 
 @pytest.mark.slow
 def test_what_was_repeated_within_a_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs of one setting differ by 10 % in A and in B, and the two sweeps by 5 %, which is then insignificant."""
+    """Runs of one setting differ by 10% in A and in B, and the two sweeps by 5%, which is then insignificant."""
     folders = two(several(runs=(1.1, 1.0)), several(0.95, runs=(1.1, 1.0)))
     assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 0
     out = capsys.readouterr().out
     (told,) = [line for line in out.splitlines() if line.startswith("Noise between runs")]
-    assert "samples/s 6.7 %" in told
-    assert "compile s 6.7 %" in told
+    assert "samples/s 6.7%" in told
+    assert "compile s 6.7%" in told
     assert told.endswith("(from 16 repeated measurements of the same code).")
     once = two(several(), several(0.95), name="once")
     assert main([*map(str, once), "--fail-on", "samples_per_s<-3%"]) == 1
@@ -98,7 +98,7 @@ def test_a_comparison_opens_with_whether_the_recommendation_changed(two: MakeTwo
 
 @pytest.mark.slow
 def test_a_repeat_of_the_first_sweep_says_how_runs_scatter(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight settings are 6 % slower: a change if runs scatter by 0.5 % as usual, but not if a repeat was 8 % off."""
+    """Eight settings are 6% slower: a change if runs scatter by 0.5% as usual, but not if a repeat was 8% off."""
     before, after = map(str, two(several(), several(0.94)))
     again = [str(two(several(rate, compiles=0.9), several(), name=str(rate))[0]) for rate in (0.92, 1.08)]
     gate = [before, after, "--fail-on", "samples_per_s<-3%"]
@@ -137,7 +137,7 @@ def test_a_repeat_is_another_sweep_of_the_same_work(two: MakeTwo, capsys: pytest
 def test_the_text_the_table_and_the_page_say_where_the_noise_is_from(two: MakeTwo, capsys: pytest.CaptureFixture[str]) -> None:
     folders = two(several(), several())
     told = (
-        "Noise between runs of one setting: samples/s 0.5 %, compile s 5.0 % (as usual on an H200, because too few settings were "
+        "Noise between runs of one setting: samples/s 0.5%, compile s 5.0% (as usual on an H200, because too few settings were "
         "repeated with the same code); vs eager interleaved, peak memory (none is known)."
     )
     assert main([*map(str, folders)]) == 0
@@ -161,7 +161,7 @@ def test_memory_on_a_cpu_differs_between_runs(
     folders = two([before], [after])
     rule = f"peak_memory_bytes{'>+' if share > 0 else '<-'}0%"
     assert main([*map(str, folders), "--fail-on", rule]) == counts
-    assert "peak memory 0.5 % (as usual on CPUs, because too few" in capsys.readouterr().out
+    assert "peak memory 0.5% (as usual on CPUs, because too few" in capsys.readouterr().out
 
 
 def test_memory_on_a_cpu_scatters_as_the_sweep_itself_says(two: MakeTwo) -> None:
@@ -242,7 +242,7 @@ def test_a_compile_time_near_zero_is_compared_by_seconds(two: MakeTwo, capsys: p
     out = capsys.readouterr().out
     assert re.search(r"  compile s: [\d.]+ → [\d.]+, \+0\.790 s\n", out)
     assert re.search(r"passes .*compile_s from [\d.]+ to [\d.]+; within noise, so it does not fail", out)
-    assert max(float(share.replace(",", "")) for share in re.findall(r"([\d.,]+) %", out)) < 100
+    assert max(float(share.replace(",", "")) for share in re.findall(r"([\d.,]+)%", out)) < 100
 
 
 @pytest.mark.parametrize("before", [0.0, 0.0009, 0.5])
@@ -263,15 +263,15 @@ def test_a_count_that_was_0_is_beyond_any_share(two: MakeTwo) -> None:
 
 
 def test_the_mean_of_compile_times_is_of_those_that_compile(two: MakeTwo) -> None:
-    """Eager's 0.02 and 0.9 s would make it +114 %."""
+    """Eager's 0.02 and 0.9 s would make it +114%."""
     before = [trial(EAGER, 500, 0.02), *several()[:4]]
     found = compared(two(before, [trial(EAGER, 500, 0.9), *several()[:4]]))
     assert mean_change(found.pairs, "compile_s") == 0
     told = {sentence.split(": ")[0]: sentence for sentence in sentences(found)}
     assert told["compile s"].startswith(
-        "compile s: +0.0 %, the geometric mean of 4 of the 5 settings usable in both, because 1 is too"
+        "compile s: +0.0%, the geometric mean of 4 of the 5 settings usable in both, because 1 is too"
     )
-    assert told["samples/s"].startswith("samples/s: +0.0 %, the geometric mean of the 5 settings usable in both; beyond")
+    assert told["samples/s"].startswith("samples/s: +0.0%, the geometric mean of the 5 settings usable in both; beyond")
 
 
 @pytest.mark.parametrize("before", [0.0, 0.02])
@@ -430,7 +430,7 @@ def test_the_page_says_it_all_and_escapes_what_records_say(two: MakeTwo) -> None
     assert main([*map(str, folders), "--fail-on", "samples_per_s<-3%"]) == 1
     page = (folders[1] / "compare.html").read_text()
     assert "The gate fails: 2 reasons" in page
-    assert "−12.5 %" in page
+    assert "−12.5%" in page
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert not re.search(r"(src|href)=", page), "it loads nothing"

@@ -48,7 +48,7 @@ def test_a_comparison_marks_what_is_beyond_noise_and_no_label_is_mark_up(
     before = make_sweep([trial("scope=full", 700, 50), trial("scope=regional", 600, 9)])
     assert compare.main([str(before), str(after), "--markdown", "--output", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
-    assert "700 → 900: **+28.6 %, better**" in printed
+    assert "700 → 900: **+28.6%, better**" in printed
     assert "a\\|\\<b>\\*" in printed
     assert "<b>" not in printed.replace("\\<b>", "")
     assert str(tmp_path / "page.html") not in printed

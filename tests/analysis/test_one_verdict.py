@@ -85,7 +85,7 @@ def test_the_end_of_a_sweep_and_its_report_say_what_recommend_does(
 
 def test_what_would_tell_is_said_where_it_is_not_clear(capsys: pytest.CaptureFixture[str]) -> None:
     said = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], "1000", capsys)
-    assert re.fullmatch(r"For 1,000 steps .*, it saves −0\.\d+ s to 12 s of 43 s \(95 %\); .* is 95\.\d %\.", said[1])
+    assert re.fullmatch(r"For 1,000 steps .*, it saves −0\.\d+ s to 12 s of 43 s \(95%\); .* is 95\.\d%\.", said[1])
     steps = re.match(r"What would tell: a job of ([\d,]+) steps or more, in which it certainly saves time; or ", said[2])
     assert steps
     longer = recommended(RESULTS / SWEEPS[Outcome.UNCLEAR], steps[1].replace(",", ""), capsys)
@@ -119,7 +119,7 @@ def test_the_gain_of_a_script_that_waits_for_data_is_said_to_be_without_the_wait
         eager = trial("scope=eager,as_written=on", 500, 0.0, **waits)
         return ending(make_sweep([eager, faster], name=f"{pipeline}-{share}")).sentences[-1]
 
-    assert said(0.42, "script").startswith("Times are without the wait for data, which is 42 % of a step")
+    assert said(0.42, "script").startswith("Times are without the wait for data, which is 42% of a step")
     assert "wait for data" not in said(0.01, "script")
     assert "wait for data" not in said(0.42, "real")
 

@@ -61,7 +61,7 @@ def test_the_figures_at_a_glance_are_of_the_setting_that_the_verdict_names(make_
     lead = page[page.index('class="lead"') : page.index('class="tiles"')]
     glance = page[page.index('class="tiles"') : page.index('class="finding"')]
     assert "regional" in lead
-    for figure in ("30.9 %", "37 min", "4.0 GiB", "over 99.8 %"):
+    for figure in ("30.9%", "37 min", "4.0 GiB", "over 99.8%"):
         assert f"<b>{figure}</b>" in glance
 
 
@@ -131,7 +131,7 @@ def test_the_table_shows_what_a_figure_rests_on_and_keeps_the_details_for_later(
     assert shown["vs eager interleaved"][:3] == ("1.50×", 1.5, "1.49–1.51")
     assert shown["throughput"].under == "891–909"
     assert shown["compile"].note.startswith("Dynamo 4.00 s, AOTAutograd 11.0 s")
-    assert row.numerics == ("ok", pytest.approx(0.3), "30 % of tolerance", "updates of encoder: off by 3.00%, 10.00% allowed")
+    assert row.numerics == ("ok", pytest.approx(0.3), "30% of tolerance", "updates of encoder: off by 3.00%, 10.00% allowed")
     assert [remark.text for remark in row.remarks] == ["2 outliers"]
     details = {heading.title for heading in headings if heading.is_detail}
     assert {"peak reserved", "compile memory", "CUDA-graph pool", "clock drift", "outliers"} <= details
@@ -160,7 +160,7 @@ def test_a_trial_measured_with_the_real_pipeline_says_how_long_it_waits(make_swe
     records = [trial("scope=full", 900, 50, pipeline="real", data_wait_share=0.021)]
     _, (row,) = table(analysis.load(make_sweep(records)))
     assert [cell.text for heading, cell in row.columns if heading.title == "data wait"] == ["2.1"]
-    assert [remark.text for remark in row.remarks] == ["real pipeline, 2.1 % waiting"]
+    assert [remark.text for remark in row.remarks] == ["real pipeline, 2.1% waiting"]
 
 
 def test_a_figure_s_number_is_in_the_unit_of_its_heading(make_sweep: MakeSweep) -> None:

@@ -49,7 +49,7 @@ def test_a_row_has_intervals_phases_memory_and_numerics(make_sweep: MakeSweep) -
         "CUDA-graph capture s": "1.0",
         "other s": "5.0",
         "peak GiB": "18.0",
-        "numerics": "ok, 30 % of tolerance",
+        "numerics": "ok, 30% of tolerance",
         "status": "ok, on the front",
     }
 
@@ -69,7 +69,7 @@ def test_a_figure_to_be_doubted_says_so(make_sweep: MakeSweep) -> None:
         )
     ]
     (row,) = rows_of(markdown_of(make_sweep, records))
-    assert row["status"] == "ok, on the front, 2 outliers, contended, drift 3.1 %, real pipeline, 2.0 % waiting"
+    assert row["status"] == "ok, on the front, 2 outliers, contended, drift 3.1%, real pipeline, 2.0% waiting"
 
 
 def test_an_interval_that_nothing_bounds_upwards_says_from_where_on(make_sweep: MakeSweep) -> None:

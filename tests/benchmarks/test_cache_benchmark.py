@@ -164,8 +164,8 @@ def test_of_a_setting_on_one_front_alone_it_is_said_why(cold: Path, tmp_path: Pa
 
 def test_how_much_a_setting_misses_a_front_by() -> None:
     assert short_by(100, 10, [(120, 11), (90, 5)]) == 0.0
-    assert short_by(100, 10, [(102, 1)]) == pytest.approx(0.02)  # 2 % faster steps would do
-    assert short_by(100, 10, [(200, 9.9)]) == pytest.approx(0.01)  # or 1 % less compiling
+    assert short_by(100, 10, [(102, 1)]) == pytest.approx(0.02)  # 2% faster steps would do
+    assert short_by(100, 10, [(200, 9.9)]) == pytest.approx(0.01)  # or 1% less compiling
     assert short_by(100, 10, [(102, 1), (110, 5)]) == pytest.approx(0.10)  # it has to pass both
 
 

@@ -35,7 +35,7 @@ def test_what_was_found_is_told_with_the_time_at_which_it_was_there() -> None:
     ]
     told = found(trials, BEGAN, 250.0)
     assert (told["best"], told["over_eager"], told["over_by_hand"]) == (trials[2].settings_key, 2.0, 0.8)
-    assert told["own_best_at_s"] == 60 + 40, "98 % of it came with the second trial"
+    assert told["own_best_at_s"] == 60 + 40, "98% of it came with the second trial"
     assert told["by_hand_at_s"] is None
     assert told["compiling_or_timing"] == pytest.approx(25 / 40, abs=1e-3)
     assert found(trials, BEGAN, 201.0)["by_hand_at_s"] == 60 + 40

@@ -20,7 +20,6 @@ from typing import Any
 
 import chaos_workload
 import psutil
-import torch
 from samples import wait_until
 
 RUN = "CHAOS_RUN"
@@ -230,11 +229,12 @@ class Arenas:
 def temporary_folder() -> Iterator[Path]:
     """A folder for all sweeps of a run, with a path short enough for sockets; without C++ headers, which nothing here needs."""
     folder = Path(tempfile.mkdtemp(prefix="ch", dir="/tmp"))
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    from compile_sweep.harness.toolchain import cpp_header_mark
 
-    headers = folder / Path(default_cache_dir()).name / "precompiled_headers"
+    mark = cpp_header_mark()
+    headers = folder / mark.parent.parent.name / mark.parent.name
     headers.mkdir(parents=True)
-    (headers / f"compile-sweep-{torch.__version__}").write_text("not needed\n")
+    (headers / mark.name).write_text("not needed\n")
     try:
         yield folder
     finally:

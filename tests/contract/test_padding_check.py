@@ -450,7 +450,7 @@ def test_padding_that_changes_few_of_the_gradients_is_refused() -> None:
         return {"x": 1 + torch.rand(2, LENGTHS[number], 4)}
 
     assert check_padding(made(lambda: SeesPaddingFaintly(weight=0), batches, lambda model, batch: model(**batch)), CPU) is None
-    with pytest.raises(WorkloadError, match=r"has gradients that are 0\.\d+ % off; it pads x"):
+    with pytest.raises(WorkloadError, match=r"has gradients that are 0\.\d+% off; it pads x"):
         check_padding(made(lambda: SeesPaddingFaintly(weight=0.02), batches, lambda model, batch: model(**batch)), CPU)
 
 

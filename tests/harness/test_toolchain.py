@@ -7,9 +7,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from torch._inductor import cpu_vec_isa
+import torch
+from torch._inductor import cpp_builder, cpu_vec_isa
+from torch._inductor.exc import InvalidCxxCompiler
 
 from compile_sweep.harness import toolchain
 
@@ -42,7 +45,15 @@ def test_of_trials_that_begin_together_one_makes_the_headers_and_a_failure_is_tr
     code_of: dict[int, int] = {}
     monkeypatch.setattr(toolchain, "default_cache_dir", lambda: str(tmp_path / "new"))
     monkeypatch.setattr(toolchain.subprocess, "run", compiles)
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "false")
     assert [together(1), together(-9), together(0, 0, 0), together(0)] == [1, 1, 1, 0]
+    # Torch would not use these headers for the same version in another environment, or for another compiler.
+    monkeypatch.setattr(torch, "__file__", "/elsewhere/torch/__init__.py")
+    assert [together(0), together(0)] == [1, 0]
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "true")
+    assert [together(0), together(0)] == [1, 0]
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", Mock(side_effect=InvalidCxxCompiler))
+    assert together(0) == 0  # which is for the trial to report
 
 
 def test_a_later_process_knows_what_the_checks_of_vector_instructions_found(

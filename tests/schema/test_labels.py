@@ -96,8 +96,8 @@ MEASURED: list[tuple[Label, dict[str, Any], list[str]]] = [
     (Label.NAN, {"numerics": numerics("nan", first_bad_steady_step=2)}, ["not finite from timed step 2 on"]),
     (
         Label.DIVERGES,
-        {"numerics": numerics("diverges", first_bad_step=2, worst="gradients of decoder are off by 7 % (allowed 2 %)")},
-        ["from step 2 on", "gradients of decoder are off by 7 % (allowed 2 %)"],
+        {"numerics": numerics("diverges", first_bad_step=2, worst="gradients of decoder are off by 7% (allowed 2%)")},
+        ["from step 2 on", "gradients of decoder are off by 7% (allowed 2%)"],
     ),
     (Label.DIVERGES, {"numerics": numerics("diverges", worst="parameters of decoder")}, ["batches: parameters of decoder"]),
     (Label.EAGER_UNSTABLE, {"numerics": numerics("eager_unstable", worst="losses 4 and 5")}, ["eager itself", "losses 4"]),

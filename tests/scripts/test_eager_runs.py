@@ -229,7 +229,7 @@ def test_a_script_whose_data_no_seed_fixes_is_compared_with_more_eager_runs_and_
     assert made[:2] == [(False, 0), (True, 0)]
     assert (found["status"], found["random"]) == ("ok", True)
     assert findings == [
-        "not deterministic: two eager runs are 29 % apart in loss or gradients after the first steps; compiled runs are allowed "
+        "not deterministic: two eager runs are 29% apart in loss or gradients after the first steps; compiled runs are allowed "
         "as much"
     ]
 

@@ -288,6 +288,13 @@ def loss(p):
             "while True:\n    m.forward(torch.ones(4, 2)).sum().backward()\n    o.step()\n",
             "call the model itself",
         ),
+        pytest.param(
+            "import threading, torch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+            "def train():\n    while True:\n        m(torch.ones(4, 2)).sum().backward()\n        o.step()\n"
+            "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n",
+            "trains in a thread that it starts",
+            marks=pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+        ),
     ],
 )
 def test_a_script_that_cannot_be_measured_is_told_what_to_do(run: Run, folder: Path, text: str, said: str) -> None:

@@ -123,7 +123,7 @@ def test_advice_that_several_findings_share_is_printed_once(
     from compile_sweep.schema.outcome import Label, verdict_of
 
     replay({key(EAGER): {}, key(FULL): {"graphs": 8}, key(REGIONAL): {}, key(FINAL): {"graphs": 8}})
-    right = {"numerics": {"status": "ok", "worst": "loss: off by 0 %"}}
+    right = {"numerics": {"status": "ok", "worst": "loss: off by 0%"}}
     monkeypatch.setattr(ScriptTrial, "judge_numbers", lambda self, *given: right)
     recompiled = ["recompile: f", "  → make it a tensor"]
     monkeypatch.setattr(script_check, "short_findings", lambda found: recompiled * (found["graphs"] > 1))
@@ -146,13 +146,13 @@ def test_numbers_are_judged_as_those_of_the_compiled_setting_which_decides_the_a
 
     def judge(self: ScriptTrial, *given: object) -> Found:
         judged.append(self.settings.key)
-        return {"numerics": {"status": "ok", "worst": "loss: off by 0 %"}}
+        return {"numerics": {"status": "ok", "worst": "loss: off by 0%"}}
 
     monkeypatch.setattr(ScriptTrial, "judge_numbers", judge)
     replay({key(EAGER): {}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): {"graphs": 1}})
     _, said = checked(capsys)
     assert judged == [key(FINAL)]
-    assert "its numbers beside those of eager runs: ok (loss: off by 0 %)" in said
+    assert "its numbers beside those of eager runs: ok (loss: off by 0%)" in said
 
 
 def test_the_time_of_a_step_includes_its_wait_for_data(

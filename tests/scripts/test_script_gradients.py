@@ -286,7 +286,7 @@ def test_a_forward_that_cannot_run_in_full_precision_is_checked_by_finite_differ
 
 @pytest.mark.gpu
 def test_gradients_of_blocks_with_cuda_graphs_are_right() -> None:
-    """On an H200, most layers of a script with 24 such blocks seemed wrong, one by 256 %."""
+    """On an H200, most layers of a script with 24 such blocks seemed wrong, one by 256%."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8))).cuda()
     target, recorder = Target(model, model, "model"), CallRecorder()

@@ -164,7 +164,7 @@ def test_a_pass_has_as_many_steps_of_each_kind_where_most_do_something_else() ->
 
 
 def test_every_second_step_that_generates_first_counts_half(run: Run, folder: Path) -> None:
-    """A policy on an H200 was 29 % too fast in one run: passes had three steps without and two with what it samples."""
+    """A policy on an H200 was 29% too fast in one run: passes had three steps without and two with what it samples."""
     (folder / "samples.py").write_text(
         "import time, torch\n"
         "model = torch.nn.Linear(4, 4)\n"

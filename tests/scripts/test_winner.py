@@ -139,6 +139,22 @@ def test_a_winner_is_applied_to_a_loop_without_an_optimizer_of_torchs() -> None:
     assert [line.endswith("applied to Linear (Linear)") for line in said] == [True]
 
 
+def test_a_model_that_the_settings_cannot_compile_is_not_said_to_be_compiled_next() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said: list[str] = []
+    applier = Applier("scope=regional,optimizer=fused", say=said.append)
+    applier.begin()
+    try:
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    finally:
+        applier.end()
+    assert said[0].startswith("no module is compiled: scope=regional: Linear has no repeated blocks")
+    assert said[-1].endswith("fused optimizer, applied to the optimizers alone")
+
+
 def test_a_folder_without_a_usable_trial_is_one_sentence(make_sweep: MakeSweep) -> None:
     with pytest.raises(CompileSweepError, match="no trial with a usable figure"):
         settings_of(make_sweep([trial(AS_WRITTEN, status=Status.FAILED)]))

@@ -43,12 +43,12 @@ def test_what_works_under_no_strategy_for_lengths_is_said_and_the_exit_code_is_1
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def diverges(settings: CompileSettings, *arguments: object) -> check.Tried:
-        return check.Tried(settings=settings, wall_s=1.0, verdict="diverges: off by 50 %", measurement=None)
+        return check.Tried(settings=settings, wall_s=1.0, verdict="diverges: off by 50%", measurement=None)
 
     monkeypatch.setattr(check, "_try", diverges)
     code, printed, complaint = checked(capsys, monkeypatch, "toy_workloads:Toy", "--scopes", "full")
     assert code == 1, complaint + printed
-    assert printed.count("does not work: diverges: off by 50 %") == 3
+    assert printed.count("does not work: diverges: off by 50%") == 3
     assert "scope=full: works with none of dynamic=mark and auto and static" in printed
 
 

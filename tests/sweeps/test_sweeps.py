@@ -179,7 +179,7 @@ def test_two_workers_train_together_and_compiled_settings_are_measured_cold(tmp_
     assert (was_measured(full), full["num_workers"], full["caches"]) == (True, 2, "cold"), full
     assert full["graphs"] >= 1
     assert full["compile_s"] > 0
-    assert "saves % (95 %)" in done.stdout
+    assert "saves % (95%)" in done.stdout
     assert "next:\n" in done.stdout
     assert "1/1 ok: A1 full, backend aot_eager, static" in done.stdout
     described = json.loads((output / "sweep.json").read_text())

@@ -1,6 +1,6 @@
 """Synthetic captions: token ids whose lengths follow the source's distribution.
 
-Source: "Maximizing AI/ML Model Performance with PyTorch Compilation": 90 % short (5-31 tokens), 9 % medium (33-63), 1 % long
+Source: "Maximizing AI/ML Model Performance with PyTorch Compilation": 90% short (5-31 tokens), 9% medium (33-63), 1% long
 (65-255), each followed by the end token; mean useful length 23.1.
 """
 

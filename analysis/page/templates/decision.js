@@ -14,8 +14,8 @@ const durations = (...all) => {
   return all.map((seconds) => `${rounded(seconds / unitS, 2)} ${unit}`.replace("-", "−"));
 };
 const duration = (seconds) => durations(seconds)[0];
-const percent = (share) => `${share < 0 ? "−" : ""}${(100 * Math.abs(share)).toFixed(1)} %`;
-const chance = (share) => (share > 0.998 ? "over 99.8 %" : share < 0.002 ? "under 0.2 %" : percent(share));
+const percent = (share) => `${share < 0 ? "−" : ""}${(100 * Math.abs(share)).toFixed(1)}%`;
+const chance = (share) => (share > 0.998 ? "over 99.8%" : share < 0.002 ? "under 0.2%" : percent(share));
 const gib = (bytes) => (bytes === null ? "—" : `${(bytes / 2 ** 30).toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 })} GiB`);
 const roundedUp = (steps) => {
   const unit = 10 ** Math.max(0, Math.floor(Math.log10(steps)) - 1);

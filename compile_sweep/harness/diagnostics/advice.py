@@ -283,7 +283,7 @@ def _recompiled(recompiles: Sequence[str], lengths: KnownSizes, breaks: Sequence
 def _times(found: Mapping[str, Any]) -> Iterator[str]:
     low, high = found["step_ms_ci95"]
     steadiness = "" if found["stable"] else ", and not stable"
-    interval = f"95 %: {low:.3g} to {high:.3g}{steadiness}"
+    interval = f"95%: {low:.3g} to {high:.3g}{steadiness}"
     yield f"{found['step_ms_median']:.3g} ms a step ({interval}), {found['samples_per_s']:,.1f} samples/s"
     if found["speedup_eager"] is not None:
         yield f"{found['speedup_eager']:.2f} times as fast as eager on the same batches"
@@ -332,11 +332,11 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
     """Says what is known of the gradients."""
     if check["outcome"] == "skipped":
         return f"whether gradients belong to the loss could not be checked: {check['reason']}"
-    layers = ", ".join(f"{name} {100 * error:+.3g} %" for name, error in check["layers"].items())
-    within = f"within {100 * check['error']:.2g} % of one layer's ({100 * check['allowed']:.2g} % allowed)"
+    layers = ", ".join(f"{name} {100 * error:+.3g}%" for name, error in check["layers"].items())
+    within = f"within {100 * check['error']:.2g}% of one layer's ({100 * check['allowed']:.2g}% allowed)"
     if off := check.get("eager_error"):
         return (
-            f"gradients are eager's {within}, which do not belong to the loss either: off by {100 * off:.3g} % of one layer's, "
+            f"gradients are eager's {within}, which do not belong to the loss either: off by {100 * off:.3g}% of one layer's, "
             "as a detach, a straight-through estimate, a hook on a gradient or a backward of a custom autograd.Function do; fine "
             "if meant"
         )
@@ -350,7 +350,7 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
         told = f"do not belong to the loss: {layers}" if is_wrong else f"belong to the loss {within}"
         means = "by finite differences in the compiled code"
     share = check.get("share_checked") or 1.0
-    rest = f"; {100 * (1 - share):.2g} % of the layers could not be checked" if not is_wrong and share < 1 else ""
+    rest = f"; {100 * (1 - share):.2g}% of the layers could not be checked" if not is_wrong and share < 1 else ""
     return f"gradients {told}, {means}{rest}"
 
 

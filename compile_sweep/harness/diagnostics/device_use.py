@@ -4,7 +4,7 @@ Background: model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B) is
 convolutions and attention, counted on the eager step by torch's `FlopCounterMode`, divided by what the device could have done in
 the step's time. The latter is the rate of one large matrix product in the step's own precision, measured here, since no card
 reaches its nominal rate at its power limit. Memory traffic is what the operators of the eager step read and write, relative to
-the measured rate of a large copy; fusion can push it above 100 %. A profile of a few steps says what fraction of the time any
+the measured rate of a large copy; fusion can push it above 100%. A profile of a few steps says what fraction of the time any
 kernel runs, and of which kind.
 
 Output: figures by name, for `TrialRecord.device_use`; unavailable ones are left out. On a CPU there are none.

@@ -342,7 +342,7 @@ Actual differences were 2e-7, in bfloat16 too: the rows of a batch round alike w
 
 _REPEATS_SHARE = 1e-3
 """Fraction of the loss that is always allowed: convolutions round to TF32 where matrix products do not. This widens tolerances by
-1 or 2 %.
+1 or 2%.
 """
 
 
@@ -455,7 +455,7 @@ def _circumstances(compiled: Trajectory, references: References) -> ComparisonCo
 
 
 def _percent(relative: float | None) -> str:
-    return "an unknown amount" if relative is None else f"{100 * relative:.3g} %"
+    return "an unknown amount" if relative is None else f"{100 * relative:.3g}%"
 
 
 def _gradients(module: str, run: Trajectory) -> Sequence[float]:

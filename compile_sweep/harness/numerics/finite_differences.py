@@ -37,7 +37,7 @@ NOISE_MARGIN = 3.0  # multiple of the loss's noise of rounding above which an er
 MAX_CORRECTIONS = 3  # number of evaluations that hold what a forward derives from its weights for frozen parameters
 MAX_FOLLOWERS = 4  # frozen parameters for each trained one that may follow it, as in copies that are its averages
 NUM_HOLDING = 3  # number of lines along which eager code shows whether frozen parameters must be held
-HELD = 0.005  # fraction of their change that may be left over; where they follow by a tenth, 0.01 left 0.3 % of an error
+HELD = 0.005  # fraction of their change that may be left over; where they follow by a tenth, 0.01 left 0.3% of an error
 NUM_NEARBY = 4  # number of points next to the start whose losses show the noise of rounding
 
 

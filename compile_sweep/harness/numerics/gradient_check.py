@@ -24,7 +24,7 @@ far, in eager code too, and what is wrong must show again, layer by layer, along
 eager leaves over at the same points is subtracted: curvature and most of the rounding cancel.
 
 A gradient also holds noise of rounding, which agrees with itself: projected on its own direction, it is too long by the noise's
-share: under bfloat16 autocast on an H200, GPT-2's by 1 %, a ResNet-50's by a factor of three (docs/log.md). So the direction is
+share: under bfloat16 autocast on an H200, GPT-2's by 1%, a ResNet-50's by a factor of three (docs/log.md). So the direction is
 taken next to the start, at weights that differ by a few roundings, where the noise is another.
 
 Where nothing is random, or compiled code draws eager's random numbers, gradients in half precision are first compared with
@@ -92,7 +92,7 @@ LEAST_COMPARED = 0.5
 
 FINE = 0.15
 """Largest error that may go unseen in a comparison with eager that spares the finite differences: about what these see of one
-layer in bfloat16, 10 % of GPT-2 small and 20 % of captioning (docs/results.md).
+layer in bfloat16, 10% of GPT-2 small and 20% of captioning (docs/results.md).
 """
 
 _SEED = 0x5EED
@@ -139,7 +139,7 @@ class GradientCheck:
         assert self.allowed is not None
         named = list(self.layers)
         others = f" and of {len(named) - 1} more" if len(named) > 1 else ""
-        off, allowed = (f"{100 * share:.3g} %" for share in (self.error, self.allowed))
+        off, allowed = (f"{100 * share:.3g}%" for share in (self.error, self.allowed))
         which = f"gradients of {named[0] if named else 'the model'}{others}"
         if self.beside_eager:
             return f"{which} are not eager's at the same weights and batch: off by {off}, {allowed} allowed"
@@ -391,8 +391,8 @@ class _Search(FiniteDifferences):
             return skipped(
                 "eager gradients are not derivatives of the loss at the steps that can be told from rounding: it has kinks, a "
                 "jump, a detach or a straight-through estimate in it, or bends too much (where each layer changes the loss by "
-                f"{100 * self.known.width:g} %, {left:.0f} % of one layer's change does not follow from gradients, and "
-                f"{uneven:.0f} % differs between back and forth)"
+                f"{100 * self.known.width:g}%, {left:.0f}% of one layer's change does not follow from gradients, and "
+                f"{uneven:.0f}% differs between back and forth)"
             )
         error = max(abs(found[at].error) for at in right)
         return replace(self._verdict(Outcome.OK, error, checked * share), allowed=max(found[at].limit for at in right))
@@ -413,7 +413,7 @@ class _Search(FiniteDifferences):
         """Returns how far the layers of each group move at first, and what that shows.
 
         Farther, rounding is smaller beside the change of the loss, and the loss bends more: of GPT-2 small with a batch of 64,
-        right gradients leave over at most 1.5 % of a layer at the first width and 22 % at the next. So layers move by another
+        right gradients leave over at most 1.5% of a layer at the first width and 22% at the next. So layers move by another
         width than the first only where their lines are more even.
         """
         if self.known is not None:

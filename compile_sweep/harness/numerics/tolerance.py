@@ -61,7 +61,7 @@ def f_tail(value: float, above: float, below: float) -> float:
 
 
 def chi_square_quantile(tail: float, degrees: float) -> float:
-    """Returns the value that a χ² variable exceeds with probability `tail`, by Wilson and Hilferty (1931), to about 1 %."""
+    """Returns the value that a χ² variable exceeds with probability `tail`, by Wilson and Hilferty (1931), to about 1%."""
     spread = 2 / (9 * degrees)
     return degrees * (1 - spread + NormalDist().inv_cdf(1 - tail) * math.sqrt(spread)) ** 3
 
@@ -141,8 +141,8 @@ update (docs/log.md).
 
 GRADIENTS = Quantity(name="gradients", correlation=2.5, roundings=1.0, single_steps=True, least=_LEAST)
 UPDATES = Quantity(name="updates", correlation=2.5, roundings=1 / 4, single_steps=False, least=_LEAST)
-"""Adam averages gradients, so consecutive updates are alike. Other kernels for the same attention moved one block's by 0.62 % on
-an H200, where an eighth of a rounding allowed 0.59 % (docs/log.md).
+"""Adam averages gradients, so consecutive updates are alike. Other kernels for the same attention moved one block's by 0.62% on
+an H200, where an eighth of a rounding allowed 0.59% (docs/log.md).
 """
 
 

@@ -33,7 +33,7 @@ MAX_GROUPS = 40
 """Maximum number of groups. Above it, modules are named by fewer components, and consecutive blocks are merged."""
 
 SAMPLED_ELEMENTS = 4096
-"""Number of sampled elements per parameter tensor; smaller ones are kept whole. A norm of so many is off by about 1 %, equally in
+"""Number of sampled elements per parameter tensor; smaller ones are kept whole. A norm of so many is off by about 1%, equally in
 every run.
 """
 

@@ -101,9 +101,10 @@ ERRORS = (
     ),
     Cause(
         "sparse gradients",
-        "Inductor cannot compute with the sparse gradients of an embedding, as where it is called twice and they are added up: "
-        "pass sparse=False to torch.nn.Embedding, with an optimizer other than SparseAdam",
-        error=r"SparseTensorImpl"
+        "Inductor cannot compute with the sparse gradients of an embedding, as where it is called twice and they are added up, "
+        "nor torch.compile with those of an EmbeddingBag that is given per_sample_weights: pass sparse=False to "
+        "torch.nn.Embedding or EmbeddingBag, with an optimizer other than SparseAdam",
+        error=r"SparseTensorImpl|torch\.Size\(\[\d+, 1\]\); but expected shape should be broadcastable to \[0, \d+\]"
         r"|expected size (\d+)==\1, stride 0==[1-9]\d* at dim=0[\s\S]*Error in op: torch\.ops\.aten\.",
     ),
     Cause(

@@ -77,6 +77,12 @@ GUARDS = (
         guard=r"\S*param_groups.*\['lr'\]",
     ),
     Cause(
+        "number of an optimizer",
+        "the optimizer takes this as a Python number, and each of its values takes a graph: use a fused or foreach optimizer, "
+        "which is not compiled, or keep the number as it is, cycle_momentum=False in OneCycleLR and CyclicLR",
+        guard=r"\S*param_groups.*\['\w+'\]",
+    ),
+    Cause(
         "hooks that are added",
         "hooks are added during training: register them once, before compiling and not in the forward",
         guard=r"len\(\S*_hooks",

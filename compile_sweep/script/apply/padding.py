@@ -36,7 +36,7 @@ _OF_TOKENS = ("start_logits", "end_logits")  # outputs of one number for each to
 
 MOST_CHANGE, ROUNDINGS = 1e-2, 50.0
 """Largest change of outputs by padding that may be rounding, and the same as a multiple of the rounding of a step's precision:
-10 % in bfloat16. An average over all tokens changes by more if half of them are padding.
+10% in bfloat16. An average over all tokens changes by more if half of them are padding.
 """
 
 

@@ -43,7 +43,7 @@ def test_the_chart_joins_them_and_the_hover_says_how_probable_each_is(make_sweep
     fused = next(text for text in hovers if "fused optimizer" in text).replace("<br>", " ")
     assert "may be on the front: " in fused
     assert "cannot be told apart from “A2 regional, static”" in fused
-    assert any("on the front: over 99.8 % probable" in text.replace("<br>", " ") for text in hovers)
+    assert any("on the front: over 99.8% probable" in text.replace("<br>", " ") for text in hovers)
 
 
 def test_without_ties_nothing_is_joined(make_sweep: MakeSweep) -> None:
@@ -74,4 +74,4 @@ def test_a_long_group_is_cut_short_with_how_many_more(make_sweep: MakeSweep) -> 
 
 
 def test_no_draws_make_anything_certain() -> None:
-    assert [chance(share) for share in (1.0, 0.5, 0.0)] == ["over 99.8 %", "50.0 %", "under 0.2 %"]
+    assert [chance(share) for share in (1.0, 0.5, 0.0)] == ["over 99.8%", "50.0%", "under 0.2%"]

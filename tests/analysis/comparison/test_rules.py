@@ -51,7 +51,7 @@ def test_what_is_a_multiple_of_the_throughput_has_its_interval(two: MakeTwo, nam
     found = compared(two([known_to_7_percent(800)], [known_to_7_percent(760)]))
     (finding,) = check(found, [Rule.parse(f"{name}<-3%")])
     assert not finding.fails
-    assert "(95 %: −14.1 % to +5.0 %)" in finding.sentence
+    assert "(95%: −14.1% to +5.0%)" in finding.sentence
 
 
 def test_what_broke_keeps_no_rule_about_its_figures(two: MakeTwo) -> None:
@@ -155,7 +155,7 @@ def test_the_gate_is_an_exit_code_with_reasons(two: MakeTwo, capsys: pytest.Capt
     before, after = two([trial(FULL, 800, 60)], [trial(FULL, 700, 60)])
     assert main([str(before), str(after), "--fail-on", "samples_per_s<-3%"]) == 1
     out = capsys.readouterr().out
-    assert "FAILS samples_per_s<-3%: “full, default, static”: samples_per_s from 800 to 700, −12.5 %" in out
+    assert "FAILS samples_per_s<-3%: “full, default, static”: samples_per_s from 800 to 700, −12.5%" in out
     assert main([str(before), str(after), "--fail-on", "samples_per_s<-20%"]) == 0
     assert main([str(before), str(after)]) == 0
     assert main([str(after), str(before), "--fail-on", "samples_per_s<-3%"]) == 0

@@ -41,7 +41,7 @@ def test_the_parts_of_a_bar_reach_its_compile_time(make_sweep: MakeSweep) -> Non
 def test_a_part_says_its_seconds_its_share_and_what_it_is(make_sweep: MakeSweep) -> None:
     figure = compile_phases_figure(compile_phases_info(analysis.load(make_sweep([trial("scope=full", 700, 50)]))))
     hover = next(trace.hovertext[0] for trace in figure.data if trace.name == "Inductor")
-    assert hover.startswith("Inductor: 17.0 s, 34 % of 50.0 s<br>graph passes")
+    assert hover.startswith("Inductor: 17.0 s, 34% of 50.0 s<br>graph passes")
     assert hover.endswith("<br>A1 full, static")
 
 

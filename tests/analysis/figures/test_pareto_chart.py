@@ -59,11 +59,17 @@ def test_an_interval_that_nothing_bounds_upwards_has_no_bar_above_and_is_told_in
     point = next(one for one in info.points if one.is_noisy)
     assert (point.above, point.below) == (0.0, pytest.approx(577 - 204.6))
     figure = analysis.figures.pareto_figure(info)
-    assert any("577 samples/s (95 %: 205 or more)" in text for trace in figure.data for text in trace.hovertext or ())
+    assert any("577 samples/s (95%: 205 or more)" in text for trace in figure.data for text in trace.hovertext or ())
     steps = analysis.figures.step_times_figure(analysis.figures.step_times_info(df))
-    assert any("(95 %: 100 or more)" in text for trace in steps.data if (text := trace.hovertext))
+    assert any("(95%: 100 or more)" in text for trace in steps.data if (text := trace.hovertext))
     for drawn in (figure, steps):
         assert not re.search(r"\b(Infinity|NaN|inf|nan)\b", drawn.to_json())
+
+
+@pytest.mark.parametrize(("fastest", "written"), [(9e5, ",~r"), (2e9, "~s")])
+def test_large_figures_are_written_short_at_the_axis(fastest: float, written: str, make_sweep: MakeSweep) -> None:
+    df = analysis.load(make_sweep([trial("scope=eager", fastest / 2, 1), trial("scope=full", fastest, 9)]))
+    assert analysis.figures.pareto_figure(df).layout.yaxis.tickformat == written
 
 
 def test_next_to_no_compile_time_is_drawn_at_the_axis_floor_and_says_so(make_sweep: MakeSweep) -> None:

@@ -52,7 +52,7 @@ def test_a_box_says_the_interval_of_its_median(make_sweep: MakeSweep) -> None:
     figure = step_times_figure(step_times_info(analysis.load(make_sweep([trial("scope=full", 640, 50)]))))
     hovers = [trace.hovertext for trace in figure.data if trace.type == "box"]
     assert len(hovers) == 1
-    assert "step 100 ms (95 %: 99.8–100.2)" in hovers[0]
+    assert "step 100 ms (95%: 99.8–100.2)" in hovers[0]
 
 
 def test_memory_ascends_and_leaves_room_for_the_device(make_sweep: MakeSweep) -> None:
@@ -66,7 +66,7 @@ def test_memory_ascends_and_leaves_room_for_the_device(make_sweep: MakeSweep) ->
     assert figure.layout.xaxis.range[1] > 140
     pool = next(trace for trace in figure.data if trace.name == "CUDA-graph pool")
     assert (list(pool.x), list(pool.y)) == ([5.0], [1])
-    assert "21 % of the device" in figure.data[0].hovertext[1]
+    assert "21% of the device" in figure.data[0].hovertext[1]
 
 
 def test_a_setting_that_is_not_usable_cold_is_in_no_row_for_its_warm_trial(make_sweep: MakeSweep) -> None:
@@ -234,7 +234,7 @@ def test_caches_compare_a_cold_compile_with_a_warm_start(make_sweep: MakeSweep) 
         (100.0, 9.0, 30.0, 0.75), (30.0, pytest.approx(4.0), None, None),
     ]  # fmt: skip
     hover = cache_figure(info).data[0].hovertext[0]
-    assert "30 hits, 10 misses (75.0 % hit)" in hover
+    assert "30 hits, 10 misses (75.0% hit)" in hover
     assert cache_figure(info).layout.xaxis.title.text == "seconds of restoring and compiling"
     assert cache_info(analysis.load(folder).iloc[:0]).rows == []
 

@@ -182,21 +182,21 @@ def test_a_condition_of_a_length_is_no_python_number() -> None:
 
 def test_what_the_gradient_check_could_not_see_is_told() -> None:
     check = {"outcome": "ok", "error": 0.31, "allowed": 0.37, "layers": {}, "share_checked": 1.0}
-    told = "gradients belong to the loss within 31 % of one layer's (37 % allowed), by finite differences in the compiled code"
+    told = "gradients belong to the loss within 31% of one layer's (37% allowed), by finite differences in the compiled code"
     assert advice._gradient_check(check) == told
-    assert advice._gradient_check({**check, "share_checked": 0.935}) == f"{told}; 6.5 % of the layers could not be checked"
+    assert advice._gradient_check({**check, "share_checked": 0.935}) == f"{told}; 6.5% of the layers could not be checked"
 
 
 def test_gradients_of_an_uneven_loss_are_not_said_to_belong_to_it() -> None:
     check = {"outcome": "ok", "error": 0.0, "allowed": 0.003, "layers": {}, "share_checked": 1.0, "follows_eager": True}
-    told = "gradients are eager's within 0 % of one layer's (0.3 % allowed), by how both losses change along them; "
+    told = "gradients are eager's within 0% of one layer's (0.3% allowed), by how both losses change along them; "
     assert advice._gradient_check(check).startswith(told)
     assert "fine if meant" in advice._gradient_check({**check, "eager_error": 0.5})
 
 
 def test_gradients_that_were_compared_with_eagers_are_told_as_such() -> None:
     check = {"outcome": "ok", "error": 0.004, "allowed": 0.015, "layers": {}, "share_checked": 0.57, "beside_eager": True}
-    told = "gradients are eager's within 0.4 % of one layer's (1.5 % allowed), at the same weights and batch"
-    assert advice._gradient_check(check) == f"{told}; 43 % of the layers could not be checked"
+    told = "gradients are eager's within 0.4% of one layer's (1.5% allowed), at the same weights and batch"
+    assert advice._gradient_check(check) == f"{told}; 43% of the layers could not be checked"
     wrong = {**check, "outcome": "wrong", "error": 0.2, "layers": {"head": 0.2}}
-    assert advice._gradient_check(wrong) == "gradients are not eager's: head +20 %, at the same weights and batch"
+    assert advice._gradient_check(wrong) == "gradients are not eager's: head +20%, at the same weights and batch"

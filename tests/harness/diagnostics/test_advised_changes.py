@@ -407,6 +407,25 @@ def test_an_embedding_with_sparse_gradients_that_is_called_twice_is_told_and_men
         trained_once(sparse=False, joined=joined)
 
 
+def test_a_weighted_embedding_bag_with_sparse_gradients_is_told_and_mended_by_dense_ones() -> None:
+    ids, weights = torch.randint(30, (4, 5)), torch.rand(4, 5)
+
+    def trained_once(*, sparse: bool) -> None:
+        torch._dynamo.reset()
+        table = nn.EmbeddingBag(30, 16, mode="sum", sparse=sparse)
+        table(ids, per_sample_weights=weights).square().sum().backward()
+        expected = table.weight.grad
+        table.zero_grad()
+        torch.compile(table, backend="aot_eager")(ids, per_sample_weights=weights).square().sum().backward()
+        torch.testing.assert_close(table.weight.grad, expected)
+
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException) as raised:
+        trained_once(sparse=True)
+    assert is_compiler_error(raised.value)
+    assert "pass sparse=False to torch.nn.Embedding or EmbeddingBag" in (errors.advice_on_error(str(raised.value)) or "")
+    trained_once(sparse=False)
+
+
 def test_scipy_that_fails_only_in_compiled_code_is_mended_by_constants_made_before() -> None:
     from scipy.special import comb
 

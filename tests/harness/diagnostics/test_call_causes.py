@@ -197,6 +197,25 @@ def test_a_learning_rate_that_changes_is_mended_by_a_tensor() -> None:
     assert not trained_with(torch.tensor(0.1)).recompile_reasons
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the compiled step is not the one that is counted
+def test_a_momentum_that_a_schedule_changes_is_mended_by_a_schedule_that_keeps_it() -> None:
+    def trained(**options: Any) -> set[str]:
+        torch._dynamo.reset()
+        layer = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, **options)
+        step = torch.compile(optimizer.step, backend="eager", dynamic=False)
+        with capture_diagnostics() as found:
+            for _ in range(4):
+                layer(torch.randn(2, 4)).sum().backward()
+                step()
+                schedule.step()
+        return {cause.name for text in found.recompile_reasons if (cause := cause_of(text))}
+
+    assert trained() - trained(cycle_momentum=False) == {"number of an optimizer"}
+    assert not {"learning rate", "number of an optimizer"} & trained(cycle_momentum=False)
+
+
 def with_rows_of_two_kinds(net: Net, x: Tensor) -> Tensor:
     high = (x[:, 0] > 0).nonzero().squeeze(1)
     low = (x[:, 0] <= 0).nonzero().squeeze(1)

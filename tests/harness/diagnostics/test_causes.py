@@ -351,6 +351,7 @@ def test_every_cause_has_its_test() -> None:
     }
     assert shown == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
+    changed |= {"number of an optimizer"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
     elsewhere |= {"number that the forward is given", "gradient read in the forward", "batches of several kinds"}
     assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in guards.GUARDS}

@@ -27,7 +27,7 @@ from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings
 
 CPU = torch.device("cpu")
-SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
+SHORT = Protocol(min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
 @pytest.mark.parametrize(

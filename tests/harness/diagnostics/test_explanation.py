@@ -31,7 +31,7 @@ MEASUREMENT: dict[str, Any] = {
     "peak_reserved_bytes": 20 * 2**30,
     "compile_peak_memory_bytes": 18 * 2**30,
     "cudagraph_pool_bytes": 4 * 2**30,
-    "numerics": {"status": "ok", "compared_steps": 10, "worst": "gradients of decoder: off by 1 %, 2 % allowed"},
+    "numerics": {"status": "ok", "compared_steps": 10, "worst": "gradients of decoder: off by 1%, 2% allowed"},
 }
 
 
@@ -140,11 +140,11 @@ def test_memory_names_what_cuda_graphs_keep() -> None:
 def test_times_and_numerics_are_told_with_their_uncertainty() -> None:
     found = sections("scope=full", stable=False, data_wait_share=0.12)
     assert found["time"] == [
-        "20 ms a step (95 %: 19.9 to 20.1, and not stable), 3,200.0 samples/s",
+        "20 ms a step (95%: 19.9 to 20.1, and not stable), 3,200.0 samples/s",
         "1.50 times as fast as eager on the same batches",
         "12.0% of the time it waits for data",
     ]
-    assert found["numerics"] == ["ok, over 10 steps beside eager: gradients of decoder: off by 1 %, 2 % allowed"]
+    assert found["numerics"] == ["ok, over 10 steps beside eager: gradients of decoder: off by 1%, 2% allowed"]
 
 
 SLOW: dict[str, Any] = {"speedup_eager": 1.04}

@@ -22,7 +22,7 @@ from workloads.resnet import ResNet
 
 CPU = torch.device("cpu")
 BFLOAT16 = 2.0**-9
-SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
+SHORT = Protocol(min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
 def projections(eager: float, compiled: float, noise: float, random_size: float | None = None) -> Projections:
@@ -50,7 +50,7 @@ def test_a_layer_is_found_among_others_that_round_to_a_quarter_of_their_length(s
 
 @pytest.mark.parametrize("seed", range(20))
 def test_code_that_rounds_less_than_eager_is_right_and_a_wrong_layer_in_it_is_found(seed: int) -> None:
-    """As of GPT-2 small in bfloat16, where eager's gradients are 3.5 % too short and Inductor's are right."""
+    """As of GPT-2 small in bfloat16, where eager's gradients are 3.5% too short and Inductor's are right."""
     random.seed(seed)
     layers = [projections(0.965, 1.0, 0.0002) for _ in range(40)]
     assert wrong(layers) == []
@@ -128,7 +128,7 @@ def test_two_per_cent_of_one_layer_are_found_in_bfloat16_if_nothing_is_random() 
     found = subject.check()
     assert (found.outcome, list(found.layers), found.beside_eager) == (Outcome.WRONG, ["3.0"], True)
     assert found.layers["3.0"] == pytest.approx(0.02, abs=0.005)
-    assert found.sentence == "gradients of 3.0 are not eager's at the same weights and batch: off by 2 %, 1.5 % allowed"
+    assert found.sentence == "gradients of 3.0 are not eager's at the same weights and batch: off by 2%, 1.5% allowed"
     assert all(torch.equal(before[name], parameter) for name, parameter in subject.model.named_parameters())
 
 

@@ -24,7 +24,7 @@ from compile_sweep.schema.settings import CompileSettings
 from workloads import WorkloadFromModel
 
 CPU = torch.device("cpu")
-SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
+SHORT = Protocol(min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
 class Net(nn.Module):

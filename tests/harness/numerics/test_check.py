@@ -444,7 +444,7 @@ def test_right_runs_are_called_wrong_about_as_seldom_as_is_said(draws: bool) -> 
     checks = 300
     verdicts = [judged(run(7000 + i, 0.01, draws=draws), references(10 * i, 0.01, draws=draws)) for i in range(checks)]
     false_alarms = sum(verdict.status is not NumericsStatus.OK for verdict in verdicts)
-    # 0.3 are expected. More than 3 by chance have probability 3e-4 if the rate is 0.1 %, and 1 if it is 10 %.
+    # 0.3 are expected. More than 3 by chance have probability 3e-4 if the rate is 0.1%, and 1 if it is 10%.
     assert false_alarms <= 3, FALSE_ALARM_RATE
 
 
@@ -564,7 +564,7 @@ def test_the_loss_in_float8_may_be_off_by_a_share_of_how_far_it_has_changed() ->
 
 
 def rarely_drawn(seed: int, *, off: float = 1.0) -> Trajectory:
-    """A right run that random numbers change in about one step of ten, there by up to 30 %; gradients are multiplied by `off`."""
+    """A right run that random numbers change in about one step of ten, there by up to 30%; gradients are multiplied by `off`."""
     source, made = random.Random(seed), run(seed, 1e-7, draws=True)
     acts = [1 + 0.3 * source.random() if source.random() < 0.1 else 1.0 for _ in range(STEPS)]
     return replace(

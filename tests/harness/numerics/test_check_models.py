@@ -174,7 +174,7 @@ def test_a_fault_of_one_per_cent_or_of_one_module_is_found_in_a_deterministic_mo
     if fault is a_wrong_loss:
         assert max(gap.share for gap in verdict.gradients.values()) < 1, "the gradients are right"
     if fault is a_wrong_gradient:
-        assert verdict.loss.share < 1, "Adam makes the same steps of a gradient 1 % too large"
+        assert verdict.loss.share < 1, "Adam makes the same steps of a gradient 1% too large"
         assert [module for module, gap in verdict.gradients.items() if gap.share > 1] == ["body.blocks.1"]
 
 

@@ -220,7 +220,7 @@ def test_with_autocast_twenty_per_cent_are_found_and_right_gradients_are_never_c
         torch.manual_seed(seed)
         assert Subject(model, autocast=True).check(draws=True, rounding=BFLOAT16).outcome is not Outcome.WRONG
     subject = Subject(net(0.1), layer="blocks.1.down", factor=1.2, autocast=True)
-    subject.ids = torch.randint(50, (128, 12))  # with fewer rows, the loss rounds too coarsely for 20 %
+    subject.ids = torch.randint(50, (128, 12))  # with fewer rows, the loss rounds too coarsely for 20%
     found = subject.check(draws=True, rounding=BFLOAT16)
     assert found.outcome is Outcome.WRONG
     assert next(iter(found.layers)) == "blocks.1.down"
@@ -476,7 +476,7 @@ def test_wrong_gradients_make_a_run_diverge_that_follows_eager_within_its_scatte
     verdict = judge(RIGHT, EAGER, [1.0], gradient_check=wrong)
     assert (verdict.status, verdict.first_bad_step) == (NumericsStatus.DIVERGES, None)
     assert "gradients of head and of 1 more do not belong" in verdict.worst
-    assert "20 %, 0.3 % allowed" in verdict.worst
+    assert "20%, 0.3% allowed" in verdict.worst
     assert verdict.to_dict()["gradient_check"]["layers"] == {"head": 0.2, "embed": 0.1}
     right = replace(wrong, outcome=Outcome.OK, layers={})
     assert judge(RIGHT, EAGER, [1.0], gradient_check=right).status is NumericsStatus.OK

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow  # for `make quick`
 
 CPU = torch.device("cpu")
 FLOAT32 = 2.0**-24
-SHORT = Protocol(min_passes=2, max_passes=2, min_window_s=0.0)
+SHORT = Protocol(min_passes=2, max_passes=2, cpu_window_s=0.0)
 
 
 def encoder() -> nn.Module:

@@ -17,6 +17,7 @@ from orchestrator.search.lever_search import LeverSearch, Step
 from orchestrator.search.levers import levers_of
 
 REMEDY = "inductor.pattern_matcher=off"
+PROBE = "backend=aot_eager"
 SETTINGS = [
     CompileSettings.parse(f"scope={scope},optimizer={optimizer}{layout}")
     for scope in ("eager", "full", "regional")
@@ -35,11 +36,18 @@ def new_search(**options: Any) -> LeverSearch:
     return LeverSearch(Candidates(SETTINGS), aims, WorkloadFacts(max_length=1), prior=Prior(), **options)
 
 
-def row(setting: CompileSettings, failure: dict[str, Any], *, mends: bool, scopes: tuple[str, ...] = ("full",)) -> dict[str, Any]:
-    """Returns the record of a setting: of these scopes all fail, unless they have a remedy that mends it."""
-    has_remedy = "pattern_matcher" in setting.key
+def row(
+    setting: CompileSettings,
+    failure: dict[str, Any],
+    *,
+    mends: bool,
+    scopes: tuple[str, ...] = ("full",),
+    is_of_inductor: bool = True,
+) -> dict[str, Any]:
+    """Returns the record of a setting: of these scopes all fail, unless a remedy mends them, or they do without what fails."""
+    has_remedy = "pattern_matcher" in setting.key or (is_of_inductor and PROBE in setting.key)
     common = {"settings_key": setting.key, "wall_s": 20.0}
-    if setting.scope in scopes and not (mends and has_remedy):
+    if setting.scope in scopes and not ((mends or PROBE in setting.key) and has_remedy):
         return {**common, "status": "infeasible", **failure}
     gain = sum(GAINS.get(f"{name}={value}", 0.0) for name, value in levers_of(setting).items())
     return {**common, "status": "ok", "label": None, "samples_per_s": 100 * math.exp(gain), "compile_s": 5.0}
@@ -59,13 +67,35 @@ DIVERGES = {"label": "diverges", "reason": "does not follow eager", "numerics": 
 def test_a_remedy_is_tried_next_and_all_later_settings_of_the_scope_get_it() -> None:
     steps = steps_of(new_search(), DIVERGES, mends=True)
     of_full = [place for place, step in enumerate(steps) if step.setting.scope == "full"]
-    first, second = of_full[:2]
-    assert second == first + 1
+    first, probe, second = of_full[:3]
+    assert (probe, second) == (first + 1, first + 2)
+    assert PROBE in steps[probe].setting.key
+    assert steps[probe].reason == f"{PROBE}, which tells whether Inductor's code is at fault"
     assert steps[second].setting.key == f"{steps[first].setting.key},{REMEDY}"
     assert steps[second].reason == f"{REMEDY}, which the advice on the same without it names"
-    assert all("pattern_matcher" in steps[place].setting.key for place in of_full[1:])
+    assert all("pattern_matcher" in steps[place].setting.key for place in of_full[2:])
     assert not any("pattern_matcher" in step.setting.key for step in steps if step.setting.scope != "full")
     assert len({step.setting.key for step in steps}) == len(steps)
+
+
+def test_options_of_inductor_are_not_tried_where_numbers_are_wrong_without_it() -> None:
+    search = new_search()
+    steps = steps_of(search, DIVERGES, mends=False, is_of_inductor=False)
+    assert sum(PROBE in step.setting.key for step in steps) == 1
+    assert not any("pattern_matcher" in step.setting.key for step in steps)
+    assert search.best() is not None
+
+
+def test_what_only_tells_where_the_fault_is_does_not_count_as_the_setting() -> None:
+    search, keys = new_search(), []
+    while (step := search.next_step()) is not None:
+        keys.append(step.setting.key)
+        told = row(step.setting, DIVERGES, mends=False)
+        search.tell({**told, "samples_per_s": 1e6} if PROBE in step.setting.key else told)
+    best = search.best()
+    assert best is not None
+    assert SETTINGS[best].scope != "full"
+    assert not any(PROBE in key for key in keys[keys.index(next(key for key in keys if PROBE in key)) + 1 :])
 
 
 def test_a_remedy_that_does_not_help_is_tried_once() -> None:
@@ -82,9 +112,10 @@ def test_the_next_remedy_is_tried_with_the_first_if_that_does_not_help() -> None
         told = row(step.setting, {**DIVERGES, "numerics": {"status": "diverges", "remedy": named}}, mends=True)
         search.tell(told)
     of_full = [key for key in keys if "scope=full" in key]
-    assert of_full[1] == f"{of_full[0]},{first}"
-    assert of_full[2] == CompileSettings.parse(f"{of_full[0]},{first},{second}").key
-    assert all(first in key and second in key for key in of_full[2:])
+    assert PROBE in of_full[1]
+    assert of_full[2] == f"{of_full[0]},{first}"
+    assert of_full[3] == CompileSettings.parse(f"{of_full[0]},{first},{second}").key
+    assert all(first in key and second in key for key in of_full[3:])
 
 
 def test_what_would_fail_alike_is_tried_once_a_remedy_helps_and_not_before() -> None:

@@ -38,18 +38,18 @@ def test_what_to_do_comes_first_and_remarks_last_as_they_are() -> None:
 
 
 def test_settings_worth_naming_have_their_gain_and_memory() -> None:
-    row = ("recommended", "full, default, auto", "34 % (20 to 49)", "93 s", "32.2 GiB")
+    row = ("recommended", "full, default, auto", "34% (20 to 49)", "93 s", "32.2 GiB")
     line = next(line for line in ended(settings=[row], counts={}, width=100).splitlines() if line.startswith("recommended"))
     assert all(word in line for word in row)
 
 
 def test_a_name_is_never_cut() -> None:
     name = "A62 full, reduce-overhead, mark, fused optimizer, grouped 20, +2"
-    row = ("cheapest that beats eager", name, "34 % (20 to 49)", "93 s", "32.2 GiB")
+    row = ("cheapest that beats eager", name, "34% (20 to 49)", "93 s", "32.2 GiB")
     today = ("today", "A1 eager", "—", "—", "6.0 GiB")
     assert (
         "cheapest that beats eager: A62 full, reduce-overhead, mark, fused optimizer, grouped 20, +2\n"
-        "  saves 34 % (20 to 49), compiles in 93 s, memory 32.2 GiB\n"
+        "  saves 34% (20 to 49), compiles in 93 s, memory 32.2 GiB\n"
         "today: A1 eager\n"
         "  memory 6.0 GiB\n"
     ) in ended(settings=[row, today], counts={}, width=80)
