@@ -130,6 +130,11 @@ def is_backend_list(name: str) -> bool:
     return re.fullmatch(r"max_autotune_\w+_backends", name) is not None
 
 
+def as_torch_takes_it(name: str, value: Value) -> Value:
+    """Returns an Inductor option's value, with commas in a list of back-ends, which a setting writes as ATEN/TRITON."""
+    return value.replace("/", ",") if isinstance(value, str) and is_backend_list(name) else value
+
+
 def parse_options(
     name: str, value: object, parse: Callable[[object], Value] = parse_option
 ) -> tuple[tuple[str, Value], ...] | None:
@@ -253,6 +258,8 @@ def describe(settings: CompileSettings) -> dict[str, str]:
         size = {BATCH_SIZE: f"batch_size={settings.batch_size}"} if settings.batch_size else {}
         return {"as_written": "as the script has it"} | size
     words: dict[str, str] = {"scope": settings.scope}
+    if settings.scope is Scope.EAGER and settings.cudagraphs:
+        words["cudagraphs"] = "CUDA graphs"
     if settings.mode is not None:
         words["mode"] = settings.mode
     if settings.backend is not None:

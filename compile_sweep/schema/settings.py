@@ -36,12 +36,12 @@ from compile_sweep.schema.setting_text import (  # fmt: skip
     Scalar,
     Value,
     Values,
+    as_torch_takes_it,
     check_name,
     describe,
     flatten,
     format_value,
     group_by_field,
-    is_backend_list,
     parse_choice,
     parse_fraction,
     parse_lengths,
@@ -144,7 +144,8 @@ class CompileSettings:
     """`torch.compile`'s mode. None for eager and for backends other than Inductor, otherwise `default`."""
 
     cudagraphs: bool | None = _setting(parse_switch)
-    """Replay kernels as CUDA graphs. None takes what the mode implies."""
+    """Replay kernels as CUDA graphs. None takes what the mode implies. With scope=eager, of a script: capture the forward and
+    backward of each module without compiling them."""
 
     dynamic: Dynamic | None = _setting(Dynamic, compiles=True)
     """static: one length; auto: torch decides; mark: `mark_dynamic`; true: `dynamic=True`; buckets: a static graph per bucket."""
@@ -273,7 +274,7 @@ class CompileSettings:
 
     def __post_init__(self) -> None:
         self._coerce()
-        if self.as_written and (self.scope is not Scope.EAGER or self.optimizer is not OptimizerKind.FOREACH):
+        if self.as_written and (self.scope is not Scope.EAGER or self.cudagraphs or self.optimizer is not OptimizerKind.FOREACH):
             raise SettingsError("as_written leaves a script as it is, so it goes with scope=eager and no other setting")
         if self.compile_loss and self.scope is not Scope.FULL:
             raise SettingsError(f"compile_loss goes with scope=full, not scope={self.scope}; leave it out")
@@ -385,6 +386,11 @@ class CompileSettings:
         return bool(self.cudagraphs) or any(part.mode in WITHOUT_CUDAGRAPHS for _, part in self.parts or ())
 
     @property
+    def compiles_graphs(self) -> bool:
+        """Whether compiled code should be replayed as CUDA graphs; scope=eager captures modules as they are."""
+        return self.claims_cudagraphs and self.scope is not Scope.EAGER
+
+    @property
     def is_unchanged_script(self) -> bool:
         """Whether a script runs as it is, which a sweep of it begins with and compares others with."""
         return bool(self.as_written) and self.batch_size is None
@@ -438,7 +444,7 @@ class CompileSettings:
         by_field = {
             one.metadata["inductor_option"]: getattr(self, one.name) for one in _DECLARED if one.metadata["inductor_option"]
         }
-        written = {name: _as_torch_takes_it(name, value) for name, value in self.options or ()}
+        written = {name: as_torch_takes_it(name, value) for name, value in self.options or ()}
         return written | {name: value for name, value in by_field.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
@@ -531,16 +537,13 @@ class CompileSettings:
 
     def _refuse_compiler_fields(self) -> None:
         for declared in _DECLARED:
-            name = declared.name
-            if declared.metadata["compiles"] and getattr(self, name) not in (None, False):
+            name, acts_on_code = declared.name, declared.metadata["compiles"]
+            if acts_on_code and getattr(self, name) not in (None, False):
                 raise SettingsError(f"scope=eager compiles nothing that {name} could act on; leave {name} out")
-        if self.cudagraphs:
-            raise SettingsError("scope=eager has no compiled graph to capture; leave cudagraphs out")
+            if acts_on_code or (name == "cudagraphs" and not self.cudagraphs):
+                self._set(name, None)
         if self.recompile_limit is not None:
             raise SettingsError("scope=eager never recompiles; leave recompile_limit out")
-        for declared in _DECLARED:
-            if declared.metadata["compiles"] or declared.name == "cudagraphs":
-                self._set(declared.name, None)
 
     def _settle_backend(self) -> None:
         if self.backend in (None, INDUCTOR):
@@ -589,11 +592,6 @@ class CompileSettings:
             raise SettingsError(f"dynamic_max={self.dynamic_max} must be above 2, the smallest size that torch makes dynamic")
         if self.static_gradients and self.scope is Scope.EAGER and self.optimizer in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
             raise SettingsError("static_gradients only helps compiled code, and nothing is compiled; leave it out")
-
-
-def _as_torch_takes_it(name: str, value: Value) -> Value:
-    """Returns an Inductor option's value, with commas in a list of back-ends, which a setting writes as ATEN/TRITON."""
-    return value.replace("/", ",") if isinstance(value, str) and is_backend_list(name) else value
 
 
 _DECLARED = [declared for declared in fields(CompileSettings) if declared.metadata]

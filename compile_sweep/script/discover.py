@@ -77,6 +77,8 @@ class Target:
     """Whether the settings leave it eager."""
     outlasts: bool = False
     """Whether what it returned before a backward pass is read after it, as by a discriminator that trains after its generator."""
+    uncaptured: dict[str, int] = field(default_factory=dict)
+    """Number of its calls that were to be captured as CUDA graphs and were not, by the reason."""
 
     @property
     def stays_eager(self) -> bool:

@@ -246,6 +246,8 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
     names_parts = any(name.partition(".")[0] == "parts" for name, value in candidate.items() if value is not None)
     if not is_script and names_parts and str(candidate.get("scope")) != Scope.MODULAR:
         raise SettingsError("a workload's parts go with scope=modular; with other scopes, parts are modules of a script")
+    if not is_script and str(candidate.get("scope")) == Scope.EAGER and str(candidate.get("cudagraphs")) in ("on", "True"):
+        raise SettingsError("scope=eager has no compiled graph to capture, but of a script; leave cudagraphs out")
     for what, reason in ONLY_FOR_SCRIPTS.items():
         name, _, only = what.partition("=")
         value = candidate.get(name)

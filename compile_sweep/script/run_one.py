@@ -154,6 +154,7 @@ def main(assignment: Path) -> None:
         on_first_pass=reporter.on_first_pass,
         on_over=reporter.on_over,
     )
+    torch.set_num_threads(max(1, torch.get_num_threads() // told.get("side_by_side", 1)))  # threads that wait spin
     compile_whole_files()
     import_inductor()
     if kind is Kind.MEASURED and torch.cuda.is_available():

@@ -20,6 +20,7 @@ from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.visible_text import spoken_number
+from compile_sweep.script.apply.captured import with_uncaptured
 from compile_sweep.script.apply.huggingface import float32_experts
 from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
@@ -65,7 +66,7 @@ def measurement(session: Session) -> Measurement:
         source=source(session),
         model_facts=model_facts(session) if session.settings.as_written else {},
         numerics={"status": "ok"},
-        **asdict(session.diagnostics),
+        **asdict(with_uncaptured(session.diagnostics, session.found.targets)),
         step_ms=[round(step_ms, 4) for times in window.passes for step_ms in times],
     )
 

@@ -230,9 +230,16 @@ class ScriptTrial:
         return self._once(folder, "measured", self.settings, tell=True)
 
     def _once(
-        self, folder: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0, tell: bool = False
+        self,
+        folder: Path,
+        kind: str,
+        settings: CompileSettings,
+        *,
+        forward_seed: int = 0,
+        tell: bool = False,
+        side_by_side: int = 1,
     ) -> dict[str, Any]:
-        """Runs the script once; its recording is in the folder afterwards."""
+        """Runs the script once, one of so many runs side by side; its recording is in the folder afterwards."""
         base = folder / "files"
         base.mkdir()
         place = sandbox.prepare(self.job, base)
@@ -242,6 +249,7 @@ class ScriptTrial:
             "settings": settings.key,
             "protocol": dict(self.protocol),
             "forward_seed": forward_seed,
+            "side_by_side": side_by_side,
             "script": place.script,
             "base": str(base),
         }
@@ -343,16 +351,16 @@ class ScriptTrial:
             self.on_phase(Phase.EAGER_RUNS)
         if at_once > 1:
             with ThreadPoolExecutor(at_once) as pool:
-                ended = [pool.submit(self._eager_run, run) for run in missing]
+                ended = [pool.submit(self._eager_run, run, min(at_once, len(missing))) for run in missing]
             missing = [run for run, one in zip(missing, ended, strict=True) if one.exception() is not None]
         for run in missing:
             self._eager_run(run)
 
-    def _eager_run(self, run: _EagerRun) -> None:
+    def _eager_run(self, run: _EagerRun, side_by_side: int = 1) -> None:
         with tempfile.TemporaryDirectory(dir=self.base, prefix="eager-") as folder:
             seed = 0 if run.kind != "perturbed" else run.number + 1
             settings = CompileSettings(scope=Scope.EAGER, matmul_precision=run.precision)
-            self._once(Path(folder), run.kind, settings, forward_seed=seed)
+            self._once(Path(folder), run.kind, settings, forward_seed=seed, side_by_side=side_by_side)
             if self.is_first:
                 new = self._eager_runs / f"new-{run.file}"
                 shutil.move(Path(folder) / "trajectory", new)

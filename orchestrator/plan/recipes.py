@@ -31,6 +31,8 @@ def auto(target: Target) -> Iterator[Candidate]:
         shared = {name: value for name, value in own.items() if name not in _LENGTHS}
         if target.is_script:
             yield {"scope": "eager", **shared} if shared else AS_WRITTEN
+            if target.has_gpu and target.num_workers == 1:
+                yield {"scope": "eager", "cudagraphs": "on", **shared}
         elif lengths in ({"dynamic": "static"}, {"dynamic": "auto"}):
             is_static = lengths == {"dynamic": "static"} or target.has_one_shape
             yield {"scope": "eager", "padding": "max" if is_static else "longest", **shared}

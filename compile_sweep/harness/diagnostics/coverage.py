@@ -49,7 +49,7 @@ class Expectation:
         if settings.optimizer is OptimizerKind.COMPILED and optimizer is not None:
             targets["the optimizer's step"] = steps_of(optimizer)
         names = forward_names(inner.modules())
-        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, names=names)
+        return cls(what=", ".join(words), targets=targets, cudagraphs=settings.compiles_graphs, names=names)
 
     def missed(self, converted: Set[CodeType], graphs: int) -> list[str]:
         """Returns a sentence for each kind of thing that should have been compiled and never was."""

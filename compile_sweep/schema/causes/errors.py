@@ -190,6 +190,7 @@ MEMORY_ADVICE = (
 )
 
 _SKIPS = (
+    (r"runs eagerly: ", "leave cudagraphs out, or compile it: scope=full,mode=reduce-overhead"),
     (
         r"mutated inputs|input mutation",
         "do not change an input in place: work on a clone, or make it a buffer of the model that the forward only writes to",

@@ -35,6 +35,7 @@ from compile_sweep.harness.source_runtime import (
 from compile_sweep.schema.causes.places import is_package
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, ActivationCheckpointing
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Scope
+from compile_sweep.script.apply.captured import capture
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.huggingface import autocast_experts, without_cache
 from compile_sweep.script.apply.padding import Padder, why_not_padded
@@ -190,6 +191,8 @@ def apply_to_modules(
                 block.forward = nested(block)
     if settings.scope is not Scope.EAGER:
         _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile)
+    elif settings.claims_cudagraphs:
+        capture(compilable(targets))
     if settings.use_cache is False:
         for target in targets:
             wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
@@ -530,7 +533,7 @@ def expectation(settings: CompileSettings, found: Discovery) -> Expectation:
         words.append(f"optimizer={settings.optimizer}")
         targets |= {f"the step of {type(optimizer).__name__}": steps_of(optimizer) for optimizer in found.optimizers}
     forwards = forward_names(module for target in found.all_compiled for module in target.module.modules())
-    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.claims_cudagraphs, names=forwards)
+    return Expectation(what=", ".join(words), targets=targets, cudagraphs=settings.compiles_graphs, names=forwards)
 
 
 class OwnCompile:

@@ -1,0 +1,584 @@
+"""Captures what a script's modules compute, forward and backward, as CUDA graphs, without compiling anything.
+
+Background: a CUDA graph launches all kernels of a call at once, so a step no longer waits for Python to launch them one by one.
+It repeats what was captured: the same kernels on the same memory, and no Python. So a call is captured for the shapes and values
+that it was given, and only if a trial run shows that nothing else depends on Python. The method is that of
+`torch.cuda.make_graphed_callables` (https://docs.pytorch.org/docs/stable/notes/cuda.html), which leaves it to the user to know
+whether a module can be captured.
+"""
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from compile_sweep.contract.installed_torch import private
+from compile_sweep.contract.seeding import own_random_numbers
+from compile_sweep.harness.diagnostics.capture import Diagnostics
+from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
+from compile_sweep.script.discover import Target
+from compile_sweep.script.job import ScriptError
+
+Call = Callable[..., Any]
+
+MOST_GRAPHS = 16
+"""Graphs that are captured of one module, one for each kind of call; other calls run eagerly."""
+
+MOST_KINDS = 64
+"""Kinds of calls that are kept apart: with more, the arguments change from call to call."""
+
+MOST_PENDING = 4
+"""Calls of one module that may wait for their backward pass at the same time, each in memory of its own."""
+
+SETTING = "scope=eager,cudagraphs=on"
+
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+"""Kinds of arguments and results, other than tensors, that a graph can hold as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What was captured: two graphs and the memory that they read and write."""
+
+    forward: Any
+    """Has a method `replay`, which computes `outputs`."""
+    backward: Any
+    """Has a method `replay`, which computes `gradients` from `output_gradients`."""
+    outputs: Sequence[Tensor]
+    output_gradients: Sequence[Tensor | None]
+    """One for each output; None for an output that no gradient is expected for."""
+    gradients: Sequence[Tensor | None]
+    """One for each tensor whose gradient was asked for; None for one that the outputs do not depend on."""
+
+
+Record = Callable[[Callable[[], Sequence[Tensor]], Sequence[int], Sequence[Tensor], Any], Recording]
+"""Captures, in a pool of memory, a function that returns tensors, and its gradients: how often each result gets one, and with
+regard to which tensors.
+"""
+
+
+class _Waiting:
+    """Stands for a call whose backward passes are yet to come; it lives as long as what the call returned."""
+
+    def __init__(self, num_backward: int) -> None:
+        self.num_left = num_backward
+
+
+@dataclass(slots=True, kw_only=True)
+class _Graph:
+    """A captured call."""
+
+    kind: tuple[Any, ...]
+    inputs: Sequence[Tensor]
+    """Memory that the call's tensors are copied to."""
+    parameters: Sequence[nn.Parameter]
+    recording: Recording
+    have_gradients: Sequence[bool]
+    """Which of the tensors among the results depend on something that is trained."""
+    constants: Sequence[Any]
+    """The results of the call, with `_TENSOR` in place of tensors."""
+    structure: pytree.TreeSpec
+    num_backward: int
+    """Number of backward passes through one call: more than one with `retain_graph=True`."""
+    slot: "_Slot"
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Graphs that share memory, of which only one may wait for its backward pass."""
+
+    pool: Any
+    graphs: list[_Graph] = field(default_factory=list)
+    gradients: set[int] = field(default_factory=set)
+    """Addresses of the gradients that the graphs compute."""
+    _latest: weakref.ref[_Waiting] | None = None
+
+    @property
+    def latest(self) -> _Waiting | None:
+        """The latest call, while anything of it exists."""
+        return None if self._latest is None else self._latest()
+
+    @latest.setter
+    def latest(self, waiting: _Waiting) -> None:
+        self._latest = weakref.ref(waiting)
+
+    @property
+    def is_free(self) -> bool:
+        return self.latest is None or self.latest.num_left <= 0
+
+
+class _Replay(torch.autograd.Function):
+    """A captured call as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: _Graph, waiting: _Waiting, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given, recording = tensors[: len(graph.inputs)], graph.recording
+        if given:
+            torch._foreach_copy_(list(graph.inputs), list(given))
+        recording.forward.replay()
+        graph.slot.latest = waiting
+        ctx.graph, ctx.waiting, ctx.are_leaves = graph, waiting, [one.is_leaf for one in given]
+        ctx.set_materialize_grads(False)
+        outputs = tuple(one.detach() for one in recording.outputs)
+        ctx.mark_non_differentiable(*(one for one, known in zip(outputs, graph.have_gradients, strict=True) if not known))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        graph, waiting = cast(_Graph, ctx.graph), cast(_Waiting, ctx.waiting)
+        is_repeated = waiting.num_left < graph.num_backward
+        if graph.slot.latest is not waiting or (is_repeated and graph.num_backward == 1):
+            raise ScriptError(
+                f"{SETTING} does not work where a backward pass is repeated (retain_graph=True) in some steps only, or after the "
+                "module was called again; leave cudagraphs out"
+            )
+        recording = graph.recording
+        for memory, gradient in zip(recording.output_gradients, given, strict=True):
+            if memory is None and gradient is not None:
+                raise ScriptError(f"{SETTING} does not work where a module's result gets gradients in some steps only")
+            if memory is not None:
+                memory.zero_() if gradient is None else memory.copy_(gradient)
+        recording.backward.replay()
+        waiting.num_left -= 1
+        found = iter(recording.gradients)
+        of_inputs = [next(found) if one.requires_grad else None for one in graph.inputs]
+        copied = graph.num_backward > 1 or not _accumulates(ctx)
+        held = [_held(one, copied=copied or leaf) for one, leaf in zip(of_inputs, ctx.are_leaves, strict=True)]
+        return None, None, *held, *(_held(one, copied=copied) for one in found)
+
+
+def _held(gradient: Tensor | None, *, copied: bool) -> Tensor | None:
+    """Returns a gradient for autograd, which keeps the memory of one that nobody else holds."""
+    return gradient if gradient is None else gradient.clone() if copied else gradient.detach()
+
+
+def _accumulates(ctx: Any) -> bool:
+    """Tells whether gradients become those of the parameters, rather than results of `torch.autograd.grad`, which may be kept."""
+    will_execute = private("torch._C", "_will_engine_execute_node")
+    nodes = [node for node, _ in ctx.next_functions if type(node).__name__ == "AccumulateGrad"]
+    try:
+        return will_execute is not None and all(map(will_execute, nodes[-1:]))
+    except RuntimeError:  # what torch says of a parameter whose gradient is taken
+        return False
+
+
+def _keep_gradients(parameters: Sequence[nn.Parameter], memory: Set[int]) -> None:
+    """Copies gradients that are in memory which graphs are about to overwrite, as where they accumulate over several calls.
+
+    Args:
+        memory: Addresses of the graphs' gradients: a forward graph may use the memory as well.
+    """
+    held = [(one, one.grad) for one in parameters if one.grad is not None and one.grad.data_ptr() in memory]
+    copies = [torch.empty_like(gradient) for _, gradient in held]
+    if held:
+        torch._foreach_copy_(copies, [gradient for _, gradient in held])
+    for (parameter, _), copied in zip(held, copies, strict=True):
+        parameter.grad = copied
+
+
+class CapturedModule:
+    """A module whose calls with gradients are captured at their second time, and replayed from then on.
+
+    Args:
+        module: The module.
+        inner: Its call.
+        skipped: Called with the reason of each call that runs eagerly because it cannot be captured.
+        record: Captures a call.
+        new_pool: Returns a pool of memory for graphs.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inner: Call,
+        skipped: Callable[[str], None],
+        *,
+        record: Record | None = None,
+        new_pool: Callable[[], Any] | None = None,
+    ) -> None:
+        self._module, self._inner, self._skipped = module, inner, skipped
+        self._record = record or record_on_gpu
+        self._new_pool = new_pool or torch.cuda.graph_pool_handle
+        self._parts = list(module.modules())
+        self._parameters = list(module.parameters())
+        self._memory = [*self._parameters, *module.buffers()]
+        self._watched = [_scalars(part) for part in self._parts]
+        self._uses: list[tuple[tuple[Any, ...], list[int]]] = []
+        """Kinds of calls so far, each with how often each of its results got a gradient from the script."""
+        self._slots: list[_Slot] = []
+        self._refused = ""
+        if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in self._parts):
+            self._refused = "it has hooks, which a CUDA graph would not call"
+        elif any(type(one) is not nn.Parameter for one in self._parameters):
+            self._refused = "its weights are not plain parameters"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._inner(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        refused = self._refused or _unsuitable(leaves, "is called with", self._parameters[0].device)
+        if refused:
+            return self._eagerly(refused, args, kwargs)
+        kind = self._kind(leaves, structure)
+        uses = next((uses for known, uses in self._uses if known == kind), None)
+        if uses is None or not any(uses):
+            return self._first(kind, args, kwargs) if uses is None else self._inner(*args, **kwargs)
+        slot = next((one for one in self._slots if one.is_free), None)
+        if slot is None:
+            if len(self._slots) == MOST_PENDING:
+                return self._eagerly(f"more than {MOST_PENDING} of its calls wait for their backward pass", args, kwargs)
+            self._slots.append(slot := _Slot(self._new_pool()))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        graph = next((one for one in slot.graphs if one.kind == kind), None)
+        if graph is None:
+            if len(slot.graphs) == MOST_GRAPHS:
+                return self._eagerly(f"it is called in more than {MOST_GRAPHS} ways, by shapes or values", args, kwargs)
+            graph = self._capture(kind, leaves, structure, uses, slot)
+            if graph is None:
+                return self._eagerly(self._refused, args, kwargs)
+            slot.graphs.append(graph)
+            slot.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
+        _keep_gradients(self._parameters, slot.gradients)
+        waiting = _Waiting(graph.num_backward)
+        outputs = iter(_Replay.apply(graph, waiting, *tensors, *graph.parameters))  # type: ignore[no-untyped-call]
+        results = [next(outputs) if one is _TENSOR else one for one in graph.constants]
+        return pytree.tree_unflatten(results, graph.structure)
+
+    def _first(self, kind: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        """Runs a call eagerly, and notes which of its results get a gradient: a model's logits need none beside its loss."""
+        if len(self._uses) == MOST_KINDS:
+            return self._eagerly(f"it is called in more than {MOST_KINDS} ways, by shapes or values", args, kwargs)
+        results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
+        places = [place for place, one in enumerate(results) if isinstance(one, Tensor)]
+        uses = [0] * len(places)
+        self._uses.append((kind, uses))
+        for number, place in enumerate(places):
+            if results[place].requires_grad:
+                results[place] = results[place].view_as(results[place])  # the module itself may use the result, too
+                results[place].register_hook(_noting(uses, number))
+        return pytree.tree_unflatten(results, structure)
+
+    def _eagerly(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self._skipped(reason)
+        return self._inner(*args, **kwargs)
+
+    def _kind(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> tuple[Any, ...]:
+        """Returns what a graph depends on: the arguments but for the tensors' values, autocast, and what the module holds."""
+        given = [_described(leaf) for leaf in leaves]
+        device = self._parameters[0].device.type
+        cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        held = [(one.data_ptr(), one.requires_grad) for one in self._memory]
+        return structure, given, cast, held, [read(vars(part)) for part, read in zip(self._parts, self._watched, strict=True)]
+
+    def _capture(
+        self, kind: tuple[Any, ...], leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot
+    ) -> _Graph | None:
+        """Captures a call; returns None, and notes why, if it cannot be."""
+        inputs = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor)]
+        parameters = [one for one in self._parameters if one.requires_grad]
+        stand_ins = {one: _stand_in(one) for one in self._parameters}
+        results: list[Any] = []
+        structures: list[pytree.TreeSpec] = []
+
+        def run() -> list[Tensor]:
+            nonlocal results
+            copies = iter(inputs)
+            args, kwargs = pytree.tree_unflatten([next(copies) if isinstance(one, Tensor) else one for one in leaves], structure)
+            with _replaced(self._parts, stand_ins):
+                results, outer = pytree.tree_flatten(self._inner(*args, **kwargs))
+            structures.append(outer)
+            return [one for one in results if isinstance(one, Tensor)]
+
+        device = self._parameters[0].device
+        before = [one._version for one in inputs]
+        with self._put_back(device) as changed:
+            wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
+            have_gradients, is_elsewhere = _on_side_stream(device, lambda: _forward_and_backward(run, uses, wanted, parameters))
+            self._refused = changed() or _unsuitable(results, "returns", device)
+            if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
+                self._refused = self._refused or "it moves its weights"
+            if is_elsewhere:
+                self._refused = self._refused or "it also holds weights outside of its modules"
+            if before != [one._version for one in inputs]:
+                self._refused = self._refused or "it changes its arguments in place"
+        if self._refused:
+            return None
+        torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it
+        try:
+            recording = self._record(run, uses, wanted, slot.pool)
+        except Exception as error:
+            first = str(_root(error)).strip().partition("\n")[0]
+            raise ScriptError(
+                f"{SETTING}: a call of {type(self._module).__name__} cannot be captured as a CUDA graph ({first}), as where it "
+                "waits for the GPU, by .item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: "
+                "scope=full,mode=reduce-overhead"
+            ) from error
+        finally:
+            torch.clear_autocast_cache()
+        constants = [_TENSOR if isinstance(one, Tensor) else one for one in results]
+        return _Graph(
+            kind=kind,
+            inputs=inputs,
+            parameters=parameters,
+            recording=recording,
+            have_gradients=have_gradients,
+            constants=constants,
+            structure=structures[-1],
+            num_backward=max(uses),
+            slot=slot,
+        )
+
+    @contextmanager
+    def _put_back(self, device: torch.device) -> Iterator[Callable[[], str]]:
+        """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
+        before = _state_of(self._parts)
+        attributes = [dict(vars(part)) for part in self._parts]
+        containers = [
+            (one, one.copy()) for held in attributes for one in held.values() if isinstance(one, list | dict | set | deque)
+        ]
+        buffers = list({id(one): one for one in self._tensors()}.values())
+        copies = [one.detach().clone() for one in buffers]
+        with own_random_numbers(device, 0):
+            drawn = _drawn_on_cpu()
+
+            def changed() -> str:
+                if drawn != _drawn_on_cpu():
+                    return "it draws random numbers on the CPU"
+                after = _state_of(self._parts)
+                names = {name for (_, name), _ in after.items() ^ before.items()}
+                first = min(names, key=lambda name: ("._" in name, name), default="")
+                return f"its forward sets {first}, which a CUDA graph would not" if first else ""
+
+            try:
+                yield changed
+            finally:
+                for one, copied in zip(buffers, copies, strict=True):
+                    one.data.copy_(copied)  # a backward pass that is yet to come may have kept it
+                for part, held in zip(self._parts, attributes, strict=True):
+                    vars(part).clear()
+                    vars(part).update(held)
+                for container, content in containers:
+                    container.clear()
+                    container.extend(content) if isinstance(container, list | deque) else container.update(content)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for part in self._parts:
+            held = (*part._buffers.values(), *vars(part).values())
+            yield from (one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter))
+
+
+_TENSOR = object()
+"""Stands for a tensor among a call's results."""
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
+    return type(leaf), leaf
+
+
+def _unsuitable(leaves: Sequence[Any], verb: str, device: torch.device) -> str:
+    """Says which argument or result a graph cannot hold; empty if it can hold all."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if leaf.device != device or leaf.layout is not torch.strided or type(leaf) not in (Tensor, nn.Parameter):
+                return f"it {verb} a tensor that is not a plain one on the GPU of its weights"
+        elif not isinstance(leaf, _CONSTANTS):
+            return f"it {verb} an object of class {type(leaf).__name__}"
+    return ""
+
+
+def _scalars(part: nn.Module) -> Callable[[dict[str, Any]], Any]:
+    """Returns a function that reads a module's numbers, strings and switches, such as `training` or a temperature."""
+    names = [name for name, value in vars(part).items() if isinstance(value, _CONSTANTS)]
+    return itemgetter(*names)
+
+
+class _Object:
+    """An object that equals only itself; it lives on, because another one might be made in its memory."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Object) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def _state_of(parts: Sequence[nn.Module]) -> dict[tuple[int, str], Any]:
+    """Returns what modules hold: numbers by their value, containers by what is in them, all else by which object it is."""
+    found: dict[tuple[int, str], Any] = {}
+    for part in parts:
+        for name, value in (*vars(part).items(), *part._buffers.items()):
+            content = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            is_container = isinstance(content, list | tuple | set | deque)
+            found[id(part), f"{type(part).__name__}.{name}"] = tuple(map(_known, content)) if is_container else _known(value)
+    return found
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, weakref.ref):  # an LSTM remembers which weights it has, and notices others in their place
+        return weakref.ref
+    return value if isinstance(value, _CONSTANTS) else _Object(value)
+
+
+def _drawn_on_cpu() -> tuple[bytes, bytes, Any, Any]:
+    _, numbers, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(numbers).tobytes(), rest, random.getstate()
+
+
+def _noting(uses: list[int], number: int) -> Callable[[Tensor], None]:
+    def noted(_: Tensor) -> None:
+        uses[number] += 1
+
+    return noted
+
+
+def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    """Returns a parameter on the same memory.
+
+    Autograd accumulates a parameter's gradient on the stream on which the parameter was first used, as long as any result of that
+    use exists, such as the loss of the step before. A captured backward pass cannot wait for that stream.
+    """
+    stand_in = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    vars(stand_in).update(vars(parameter))
+    return stand_in
+
+
+@contextmanager
+def _replaced(parts: Sequence[nn.Module], others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+    """Has modules hold other parameters, on the same memory, in the block."""
+    places = [(part, name, held) for part in parts for name, held in part._parameters.items() if held is not None]
+    for part, name, held in places:
+        setattr(part, name, others[held])
+    _have_same_weights(parts)
+    try:
+        yield
+    finally:
+        for part, name, held in places:
+            setattr(part, name, held)
+        _have_same_weights(parts)
+
+
+def _have_same_weights(parts: Sequence[nn.Module]) -> None:
+    """Keeps recurrent layers from moving their weights into new memory, as they do where they notice others."""
+    for part in parts:
+        if isinstance(part, nn.RNNBase) and hasattr(part, "_flat_weight_refs"):
+            part._flat_weight_refs = [None if one is None else weakref.ref(one) for one in part._flat_weights]
+
+
+def _root(error: BaseException) -> BaseException:
+    """Returns the error that another one followed from: the end of a capture that failed is an error, too."""
+    return error if error.__context__ is None else _root(error.__context__)
+
+
+def _forward_and_backward(
+    run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
+) -> tuple[list[bool], bool]:
+    """Runs a call and its backward pass.
+
+    Returns:
+        Which results depend on something that is trained; whether any depends on an `unwanted` tensor.
+    """
+    outputs = run()
+    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
+    with torch.autocast(wanted[0].device.type, enabled=False):
+        found = torch.autograd.grad(used, [*wanted, *unwanted], [torch.zeros_like(one) for one in used], allow_unused=True)
+    return [one.requires_grad for one in outputs], any(one is not None for one in found[len(wanted) :])
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream on which calls are captured, for which libraries keep memory of their own."""
+    return torch.cuda.Stream(device)
+
+
+def _on_side_stream(device: torch.device, function: Callable[[], Any]) -> Any:
+    if device.type != "cuda":
+        return function()
+    stream, current = _side_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        found = function()
+    current.wait_stream(stream)
+    return found
+
+
+def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
+    """Captures a function and its gradients as two CUDA graphs; it must have run before on the same stream."""
+    stream = _side_stream(wanted[0].device)
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        outputs = run()
+    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
+    given = [torch.zeros_like(one) for one in used]
+    with (
+        torch.cuda.graph(backward, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        torch.autocast("cuda", enabled=False),
+    ):
+        found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
+        gradients = apart(found, given)
+    rest = iter(given)
+    return Recording(
+        forward=forward,
+        backward=backward,
+        outputs=[one.detach() for one in outputs],  # without the autograd graph
+        output_gradients=[next(rest) if is_used else None for is_used in uses],
+        gradients=gradients,
+    )
+
+
+def apart(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns gradients that share no memory: two parameters' gradients may be one tensor, which clipping would change twice."""
+    used = {one.untyped_storage().data_ptr() for one in others}
+    found: list[Tensor | None] = []
+    for one in gradients:
+        if one is not None:
+            one = one.clone() if one.untyped_storage().data_ptr() in used else one
+            used.add(one.untyped_storage().data_ptr())
+        found.append(one)
+    return found
+
+
+def capture(targets: Sequence[Target]) -> None:
+    """Replaces the calls of a script's modules by captured ones.
+
+    Raises:
+        ScriptError: Several workers train together.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise ScriptError(f"{SETTING} is for one worker; use scope=full,mode=reduce-overhead")
+    for target in targets:
+        wrap_call(target.module, partial(CapturedModule, target.module, skipped=partial(_count, target)))
+        if target.outlasts:
+            wrap_call(target.module, partial(copied_out, applies=torch.is_grad_enabled))
+
+
+def _count(target: Target, reason: str) -> None:
+    sentence = f"{target.name} runs eagerly: {reason}"
+    target.uncaptured[sentence] = target.uncaptured.get(sentence, 0) + 1
+
+
+def with_uncaptured(found: Diagnostics, targets: Iterable[Target]) -> Diagnostics:
+    """Returns diagnostics with the calls of a script's modules that were to be captured and were not."""
+    counts = [target.uncaptured for target in targets]
+    return replace(
+        found,
+        cudagraph_skips=found.cudagraph_skips + sum(sum(one.values()) for one in counts),
+        cudagraph_skip_reasons=[*found.cudagraph_skip_reasons, *chain.from_iterable(counts)],
+    )

@@ -1,0 +1,494 @@
+"""Tests for calls of modules that are captured as CUDA graphs without being compiled.
+
+On a CPU, a graph is stood for by one that computes the call again, into the same memory each time, as a CUDA graph does.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compile_sweep.script.apply import captured
+from compile_sweep.script.apply.captured import CapturedModule, Recording, record_on_gpu
+from compile_sweep.script.job import ScriptError
+
+on_gpu = pytest.mark.gpu
+
+
+class Replayed:
+    """A graph whose replay calls a function."""
+
+    def __init__(self, replay: Callable[[], None]) -> None:
+        self.replay = replay
+
+
+class Recorder:
+    """Stands for CUDA graphs on a CPU."""
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self.recorded = self.replayed = 0
+        self.module = module or nn.Module()
+
+    def __call__(
+        self, run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any
+    ) -> Recording:
+        self.recorded += 1
+        before = [one.clone() for one in self.module.buffers()]
+        outputs = [one.detach().clone() for one in run()]
+        for one, value in zip(self.module.buffers(), before, strict=True):
+            one.data.copy_(value)  # capturing computes nothing
+        memory = [torch.zeros_like(one) if used else None for one, used in zip(outputs, uses, strict=True)]
+        gradients: list[Tensor | None] = [torch.full_like(one, torch.nan) for one in wanted]
+        live: list[Tensor] = []
+
+        def forward() -> None:
+            self.replayed += 1
+            for gradient in gradients:
+                assert gradient is not None
+                gradient.fill_(torch.nan)  # a forward graph may use this memory
+            with torch.enable_grad():
+                live[:] = run()
+            for place, one in zip(outputs, live, strict=True):
+                place.copy_(one.detach())
+
+        def backward() -> None:
+            used = [one for one, is_used in zip(live, uses, strict=True) if is_used]
+            with torch.enable_grad():
+                given = [one for one in memory if one is not None]
+                found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
+            for place, one in zip(gradients, found, strict=True):
+                assert place is not None
+                place.zero_() if one is None else place.copy_(one)
+
+        return Recording(
+            forward=Replayed(forward),
+            backward=Replayed(backward),
+            outputs=outputs,
+            output_gradients=memory,
+            gradients=gradients,
+        )
+
+
+class Net(nn.Module):
+    """Two layers with batch normalization, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+        self.temperature = 1.0
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        hidden = self.norm(self.one(x)).tanh()
+        return {"logits": self.two(hidden) * scale / self.temperature, "hidden": hidden}
+
+
+Step = Callable[[Any, nn.Module, torch.optim.Optimizer, Tensor], Tensor]
+
+
+def plain(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """A step as most scripts have it."""
+    optimizer.zero_grad()
+    loss: Tensor = call(x)["logits"].square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def late_zero(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Gradients are zeroed in place between forward and backward."""
+    loss: Tensor = call(x)["logits"].square().mean()
+    optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+    optimizer.step()
+    return loss
+
+
+def accumulating(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Three backward passes before an update."""
+    optimizer.zero_grad()
+    total = torch.zeros((), device=x.device)
+    for part in x.chunk(3):
+        loss = call(part)["logits"].square().mean()
+        loss.backward()
+        total = total + loss.detach()
+    optimizer.step()
+    return total
+
+
+def twice(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Two calls wait for one backward pass, as a critic's with real and made pictures."""
+    optimizer.zero_grad()
+    loss: Tensor = call(x)["logits"].square().mean() - call(2 * x)["logits"].sin().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def scheduled(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """A number in the module changes now and then."""
+    net.temperature = 2.0 if net.temperature == 1.0 else 1.0
+    return plain(call, net, optimizer, x)
+
+
+def scaled(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """An argument that is a number is one of three."""
+    optimizer.zero_grad()
+    loss: Tensor = call(x, scale=[0.5, 1.0, 2.0][int(x[0, 0] * 1000) % 3])["logits"].square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def held(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """The loss of the step before is still there, with all that it was computed from."""
+    loss = plain(call, net, optimizer, x)
+    net.last = loss  # type: ignore[assignment]
+    return loss
+
+
+def weighed(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Two losses weighed by the size of their gradients in the last layer, as a VQ-GAN's."""
+    optimizer.zero_grad()
+    made = call(x)
+    one, other = made["logits"].square().mean(), made["logits"].exp().mean()
+    last = [weight for name, weight in net.named_parameters() if name.endswith("two.weight") or name == "two.1.weight"]
+    (of_one,) = torch.autograd.grad(one, last, retain_graph=True)
+    (of_other,) = torch.autograd.grad(other, last, retain_graph=True)
+    loss = one + other * (of_one.norm() / of_other.norm()).detach()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def by_hand(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Gradients of two batches, kept in lists and added by hand."""
+    losses = [call(part)["logits"].square().mean() for part in x[:8].chunk(2)]
+    found = [torch.autograd.grad(loss, list(net.parameters())) for loss in losses]
+    for weight, *gradients in zip(net.parameters(), *found, strict=True):
+        weight.grad = gradients[0] + gradients[1]
+    optimizer.step()
+    return losses[0] + losses[1]
+
+
+def one_by_one(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """The same, each batch's gradients before the next batch."""
+    found, total = [], torch.zeros((), device=x.device)
+    for part in x[:8].chunk(2):
+        loss = call(part)["logits"].square().mean()
+        found.append(torch.autograd.grad(loss, list(net.parameters())))
+        total = total + loss.detach()
+    for weight, *gradients in zip(net.parameters(), *found, strict=True):
+        weight.grad = gradients[0] + gradients[1]
+    optimizer.step()
+    return total
+
+
+def frozen_by_turns(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """A call without the weights' gradients, as where a generator trains through its critic, then a step."""
+    net.requires_grad_(False)
+    leaf = x.clone().requires_grad_()
+    call(leaf)["logits"].square().mean().backward()
+    net.requires_grad_(True)
+    assert leaf.grad is not None
+    return plain(call, net, optimizer, x + 0.1 * leaf.grad)
+
+
+STEPS = [plain, late_zero, accumulating, twice, scheduled, held, weighed, by_hand, one_by_one, frozen_by_turns]
+
+
+def trained(step: Step, captures: bool, batches: Sequence[Tensor]) -> tuple[list[float], list[Tensor], Recorder, list[str]]:
+    torch.manual_seed(0)
+    net, reasons = Net(), list[str]()
+    recorder = Recorder(net)
+    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object) if captures else net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = [float(step(call, net, optimizer, x).detach()) for x in batches]
+    return losses, [one.clone() for one in net.state_dict().values()], recorder, reasons
+
+
+@pytest.mark.parametrize("step", [*STEPS, scaled])
+def test_training_is_the_same(step: Step) -> None:
+    batches = [torch.randn(9, 6, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
+    losses, weights, _, _ = trained(step, captures=False, batches=batches)
+    found, held, recorder, reasons = trained(step, captures=True, batches=batches)
+    assert found == losses
+    assert all(torch.equal(one, other) for one, other in zip(weights, held, strict=True))
+    assert not reasons
+    assert recorder.replayed >= len(batches) - 4
+
+
+def test_evaluation_is_not_captured() -> None:
+    net, recorder = Net(), Recorder()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
+    with torch.no_grad():
+        for _ in range(3):
+            call(torch.ones(4, 6))
+    assert not recorder.recorded
+
+
+class Counts(Net):
+    """Counts its calls in Python."""
+
+    calls = 0
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        self.calls += 1
+        return super().forward(x, scale)
+
+
+class Center(Net):
+    """Assigns a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(3))
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        found = super().forward(x, scale)
+        self.center = 0.9 * self.center + 0.1 * found["logits"].detach().mean(0)
+        return found
+
+
+class Collects(Net):
+    """Collects losses in a list that the script reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collected: list[Tensor] = []
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        found = super().forward(x, scale)
+        self.collected.append(found["hidden"].square().mean())
+        return found
+
+
+class DropsLayers(Net):
+    """Leaves layers out at random, drawn in Python."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        return super().forward(x, scale if random.random() > 0.3 else 0.0)
+
+
+class Dropout(Net):
+    """Draws from the CPU's generator."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        return super().forward(x + torch.rand(1), scale)
+
+
+class Result:
+    """What a module may return that is no container torch knows."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Wraps(Net):
+    """Returns an object."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Any:
+        found = super().forward(x, scale)
+        return {**found, "result": Result(found["logits"])}
+
+
+class Elsewhere(Net):
+    """Holds a weight in a list, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [self.two.weight]
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        found = super().forward(x, scale)
+        return {**found, "logits": found["logits"] + self.weights[0].sum()}
+
+
+class InPlace(Net):
+    """Changes its argument."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        return super().forward(x.add_(1), scale)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Counts, "its forward sets Counts.calls, which a CUDA graph would not"),
+        (Center, "its forward sets Center.center, which a CUDA graph would not"),
+        (Collects, "its forward sets Collects.collected, which a CUDA graph would not"),
+        (DropsLayers, "it draws random numbers on the CPU"),
+        (Dropout, "it draws random numbers on the CPU"),
+        (Wraps, "it returns an object of class Result"),
+        (Elsewhere, "it also holds weights outside of its modules"),
+        (InPlace, "it changes its arguments in place"),
+    ],
+)
+def test_what_a_graph_would_leave_out_runs_eagerly(kind: type[Net], reason: str) -> None:
+    states = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        random.seed(0)
+        net, reasons = kind(), list[str]()
+        call = CapturedModule(net, net._call_impl, reasons.append, record=Recorder(), new_pool=object) if captures else net
+        for seed in range(5):
+            call(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)))["logits"].square().mean().backward()
+        states.append([*net.state_dict().values(), *(one.grad for one in net.parameters())])
+        states[-1] += [getattr(net, "calls", 0), len(getattr(net, "collected", ()))]
+    assert reasons == [reason] * 4
+    assert all(torch.equal(torch.as_tensor(one), torch.as_tensor(other)) for one, other in zip(*states, strict=True))
+
+
+def test_hooks_and_objects_as_arguments_run_eagerly() -> None:
+    net, reasons = Net(), list[str]()
+    net.one.register_forward_hook(lambda *_: None)
+    CapturedModule(net, net._call_impl, reasons.append, record=Recorder(), new_pool=object)(torch.ones(4, 6))
+    assert reasons == ["it has hooks, which a CUDA graph would not call"]
+    net, reasons = Net(), []
+    call = CapturedModule(net, lambda x, _: net(x), reasons.append, record=Recorder(), new_pool=object)
+    call(torch.ones(4, 6), Result(torch.ones(1)))
+    assert reasons == ["it is called with an object of class Result"]
+
+
+def test_ever_new_values_end_eagerly() -> None:
+    net, reasons, recorder = Net(), list[str](), Recorder()
+    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    for number in range(captured.MOST_KINDS + 2):
+        call(torch.ones(4, 6), scale=1.0 + number)["logits"].sum().backward()
+    assert reasons == [f"it is called in more than {captured.MOST_KINDS} ways, by shapes or values"] * 2
+    assert not recorder.recorded
+
+
+def test_what_cannot_be_captured_is_said_with_what_helps() -> None:
+    def fails(*_: Any) -> Recording:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    net = Net()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=fails, new_pool=object)
+    call(torch.ones(4, 6))["logits"].sum().backward()
+    with pytest.raises(ScriptError, match=r"a call of Net cannot be captured .*\(operation not permitted.*\), as where it waits"):
+        call(torch.ones(4, 6))
+
+
+def test_a_backward_pass_that_is_repeated_once_is_refused() -> None:
+    net = Net()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=Recorder(), new_pool=object)
+    for _ in range(3):
+        loss = call(torch.ones(4, 6))["logits"].sum()
+        loss.backward(retain_graph=True)
+    with pytest.raises(ScriptError, match="retain_graph=True"):
+        loss.backward()
+
+
+def test_a_backward_pass_that_is_repeated_after_another_call_is_refused() -> None:
+    net = Net()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=Recorder(), new_pool=object)
+    for _ in range(2):
+        loss = call(torch.ones(4, 6))["logits"].sum()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+    call(torch.ones(4, 6))["logits"].sum().backward()
+    with pytest.raises(ScriptError, match="after the module was called again"):
+        loss.backward()
+
+
+def test_an_lstm_can_be_captured() -> None:
+    """Setting its weights, as capturing does, makes a list of them anew."""
+    torch.manual_seed(0)
+    net, recorder, reasons = nn.LSTM(4, 3, 2), Recorder(), list[str]()
+    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    states = (torch.zeros(2, 5, 3), torch.zeros(2, 5, 3))
+    for seed in range(4):
+        x = torch.randn(7, 5, 4, generator=torch.Generator().manual_seed(seed))
+        net.zero_grad()
+        expected, _ = net(x, states)
+        expected.square().mean().backward()
+        gradients = [one.grad.clone() for one in net.parameters() if one.grad is not None]
+        net.zero_grad()
+        found, states = call(x, tuple(one.detach() for one in states))
+        found.square().mean().backward()
+        assert torch.equal(expected, found)
+        assert all(torch.equal(one, other.grad) for one, other in zip(gradients, net.parameters(), strict=True))
+        states = (torch.zeros(2, 5, 3), torch.zeros(2, 5, 3))
+    assert not reasons
+    assert recorder.replayed == 3
+
+
+def test_results_that_get_no_gradient_cost_none() -> None:
+    """A model's logits beside its loss: their gradient would be zeros, as large as they are."""
+    net, seen = Net(), list[list[int]]()
+    recorder = Recorder()
+
+    def record(run: Any, uses: Sequence[int], wanted: Any, pool: Any) -> Recording:
+        seen.append(list(uses))
+        return recorder(run, uses, wanted, pool)
+
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=record, new_pool=object)
+    for _ in range(3):
+        call(torch.ones(4, 6))["logits"].sum().backward()
+    assert seen == [[1, 0]]
+    with pytest.raises(ScriptError, match="gets gradients in some steps only"):
+        call(torch.ones(4, 6))["hidden"].sum().backward()
+
+
+def test_gradients_of_two_parameters_share_no_memory() -> None:
+    one, other = torch.ones(3), torch.ones(3)
+    found = captured.apart([one, one, None, other, one[:2]], [other])
+    pointers = [grad.untyped_storage().data_ptr() for grad in found if grad is not None]
+    assert found[0] is one
+    assert len({*pointers, other.untyped_storage().data_ptr()}) == 5
+    assert found[2] is None
+
+
+@pytest.fixture
+def gpu_batches() -> list[Tensor]:
+    """Batches on a GPU."""
+    return [torch.randn(9, 6, generator=torch.Generator().manual_seed(seed)).cuda() for seed in range(12)]
+
+
+@on_gpu
+def test_an_lstm_is_captured_on_a_gpu() -> None:
+    states = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        net, reasons = nn.LSTM(64, 64, 3, dropout=0.2).cuda(), list[str]()
+        call = CapturedModule(net, net._call_impl, reasons.append, record=record_on_gpu) if captures else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        hidden = (torch.zeros(3, 5, 64, device="cuda"), torch.zeros(3, 5, 64, device="cuda"))
+        losses = []
+        for seed in range(8):
+            x = torch.randn(7, 5, 64, generator=torch.Generator().manual_seed(seed)).cuda()
+            optimizer.zero_grad()
+            found, hidden = call(x, tuple(one.detach() for one in hidden))
+            loss = found.square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        states.append(losses)
+        assert not reasons
+    assert states[1] == pytest.approx(states[0], rel=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize(("step", "casts"), [*((step, False) for step in STEPS), (plain, True), (accumulating, True)])
+def test_training_is_the_same_on_a_gpu(step: Step, casts: bool, gpu_batches: list[Tensor]) -> None:
+    states = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        net, reasons = Net().cuda(), list[str]()
+        net.two = nn.Sequential(nn.Dropout(0.3), net.two)  # type: ignore[assignment]
+        call = CapturedModule(net, net._call_impl, reasons.append, record=record_on_gpu) if captures else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
+        torch.cuda.manual_seed(5)
+        losses = []
+        for batch in gpu_batches:
+            with torch.autocast("cuda", torch.bfloat16, enabled=casts):
+                losses.append(float(step(call, net, optimizer, batch).detach()))
+        states.append((losses, [one.clone() for one in net.state_dict().values()]))
+        assert not reasons
+    (losses, weights), (found, held) = states
+    assert found == pytest.approx(losses, rel=1e-5)
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(weights, held, strict=True))
