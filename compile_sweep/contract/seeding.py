@@ -35,12 +35,11 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeds random numbers for the block; afterwards they continue as if the block had drawn none."""
+def random_numbers_put_back(device: torch.device) -> Iterator[None]:
+    """Lets random numbers continue after the block as if it had drawn none."""
     on_gpu = device.type == "cuda"
     cpu, numpys, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()
     gpu = torch.cuda.get_rng_state(device) if on_gpu else None
-    seed_all(seed)
     try:
         yield
     finally:
@@ -49,3 +48,11 @@ def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
         random.setstate(plain)
         if gpu is not None:
             torch.cuda.set_rng_state(gpu, device)
+
+
+@contextmanager
+def own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
+    """Seeds random numbers for the block; afterwards they continue as if the block had drawn none."""
+    with random_numbers_put_back(device):
+        seed_all(seed)
+        yield

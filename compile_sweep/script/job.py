@@ -247,7 +247,7 @@ def refuse_outside_scripts(candidate: Mapping[str, Any], *, is_script: bool, has
     if not is_script and names_parts and str(candidate.get("scope")) != Scope.MODULAR:
         raise SettingsError("a workload's parts go with scope=modular; with other scopes, parts are modules of a script")
     if not is_script and str(candidate.get("scope")) == Scope.EAGER and str(candidate.get("cudagraphs")) in ("on", "True"):
-        raise SettingsError("scope=eager has no compiled graph to capture, but of a script; leave cudagraphs out")
+        raise SettingsError("scope=eager captures CUDA graphs of scripts alone; leave cudagraphs out, or compile the workload")
     for what, reason in ONLY_FOR_SCRIPTS.items():
         name, _, only = what.partition("=")
         value = candidate.get(name)

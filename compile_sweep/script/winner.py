@@ -119,11 +119,12 @@ class Applied:
     """What was applied."""
 
     settings: CompileSettings
-    modules: tuple[str, ...]  # compiled modules, by name within the model
+    modules: tuple[str, ...]  # compiled or captured modules, by name within the model
     optimizers: tuple[str, ...]  # classes of optimizers whose implementation changed
 
     def __str__(self) -> str:
-        what = [f"{len(self.modules)} modules compiled" if len(self.modules) != 1 else f"{self.modules[0]} compiled"]
+        done = "captured" if self.settings.scope is Scope.EAGER else "compiled"
+        what = [f"{len(self.modules)} modules {done}" if len(self.modules) != 1 else f"{self.modules[0]} {done}"]
         what += [f"{name} {self.settings.optimizer}" for name in self.optimizers]
         return f"{self.settings.label}: {', '.join(what) if self.modules or self.optimizers else 'nothing to change'}"
 
@@ -167,7 +168,8 @@ def apply(
     waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
     apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward)
     before_graphs(chosen, [] if target.is_left_out else [target], optimizers)
-    compiled = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if chosen.compiles_whole else []
+    is_whole = chosen.compiles_whole or (chosen.scope is Scope.EAGER and chosen.claims_cudagraphs)
+    compiled = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if is_whole else []
     names = [] if target.is_left_out else compiled
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
 

@@ -19,6 +19,8 @@ def training_arguments(settings: CompileSettings) -> str | None:
         return None
     if settings.scope not in (Scope.EAGER, Scope.FULL) or settings.dynamic not in (None, Dynamic.AUTO):
         return None
+    if settings.scope is Scope.EAGER and settings.claims_cudagraphs:
+        return None
     if settings.optimizer not in (OptimizerKind.FOREACH, OptimizerKind.FUSED):
         return None
     if settings.matmul_precision not in (None, "high") or settings.activation_checkpointing is ActivationCheckpointing.BLOCKS:

@@ -34,7 +34,7 @@ from orchestrator.plan.estimates import (
 )
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import WHERE_OPTIMIZER_LOOPS, WHERE_PADDED, WHERE_SHAPES_CHANGE, Expectation, Prior
-from orchestrator.search.levers import LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
+from orchestrator.search.levers import CAPTURED, LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
 from orchestrator.search.remedies import Remedies
 
 Floats = npt.NDArray[np.float64]
@@ -531,7 +531,7 @@ class LeverSearch:
 
 
 def _shown(lever: Lever) -> str:
-    return str(lever).removeprefix("compiled_")  # optimizer=compiled, as people write it
+    return "eager CUDA graphs" if lever.name == CAPTURED else str(lever).removeprefix("compiled_")  # as people write it
 
 
 def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:

@@ -31,6 +31,9 @@ _TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 COMPILED_OPTIMIZER = "compiled_optimizer"
 """Lever of a compiled optimizer beside a fused one's, since both save the same: 0.99 to 1.02 × a fused one (docs/results.md)."""
 
+CAPTURED = "captured_cudagraphs"
+"""Lever of CUDA graphs in an eager setting, apart from those of compiled code: where one fails, the other may work."""
+
 TOGETHER = {COMPILED_OPTIMIZER: "optimizer", "dynamic": "options.triton.mix_order_reduction"}
 """Names of levers, and of the one that may change with each of them."""
 
@@ -54,6 +57,8 @@ def levers_of(setting: CompileSettings) -> dict[str, str]:
         found.pop("padding", None)  # follows from `dynamic`
     if found.get("cudagraphs") == "off":
         del found["cudagraphs"]
+    if setting.scope is Scope.EAGER and setting.cudagraphs:
+        found[CAPTURED] = found.pop("cudagraphs")
     if setting.optimizer in COMPILED_OPTIMIZERS:
         found |= {"optimizer": OptimizerKind.FUSED, COMPILED_OPTIMIZER: setting.optimizer}
     if setting.mode in _TUNED or found.get(_DESCENT) == "off":

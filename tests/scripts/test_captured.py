@@ -11,9 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import compile_sweep
+from compile_sweep.harness.diagnostics.capture import Diagnostics
+from compile_sweep.schema.causes.errors import advice_on_cudagraph_skip
+from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import captured
-from compile_sweep.script.apply.captured import CapturedModule, Recording, record_on_gpu
-from compile_sweep.script.job import ScriptError
+from compile_sweep.script.apply.captured import CapturedModule, Recording, record_on_gpu, with_uncaptured
+from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.in_place import OwnCompile
+from compile_sweep.script.discover import Discovery, Target
+from compile_sweep.script.job import ScriptError, refuse_outside_scripts
 
 on_gpu = pytest.mark.gpu
 
@@ -417,6 +425,16 @@ def test_an_lstm_can_be_captured() -> None:
     assert recorder.replayed == 3
 
 
+def test_recurrent_layers_with_dropout_are_captured_for_one_kind_of_call() -> None:
+    """An eager call of another shape may begin cuDNN's dropout anew, whose memory the graphs use."""
+    net, recorder, reasons = nn.GRU(4, 3, 2, dropout=0.1).eval(), Recorder(), list[str]()
+    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    for length in (5, 5, 5, 6, 5, 6):
+        call(torch.ones(length, 2, 4))[0].sum().backward()
+    assert recorder.replayed == 2
+    assert reasons == ["it has recurrent layers with dropout, and its calls differ"] * 3
+
+
 def test_results_that_get_no_gradient_cost_none() -> None:
     """A model's logits beside its loss: their gradient would be zeros, as large as they are."""
     net, seen = Net(), list[list[int]]()
@@ -441,6 +459,32 @@ def test_gradients_of_two_parameters_share_no_memory() -> None:
     assert found[0] is one
     assert len({*pointers, other.untyped_storage().data_ptr()}) == 5
     assert found[2] is None
+
+
+def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(captured, "record_on_gpu", recorder)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    settings = CompileSettings.parse("scope=eager,cudagraphs=on")
+    net, counts = Net(), Counts()
+    found = Discovery(targets=[Target(net, net, "net"), Target(counts, counts, "counts")])
+    apply_to_discovered(settings, found, OwnCompile())
+    for _ in range(3):
+        for one in (net, counts):
+            one(torch.ones(4, 6))["logits"].sum().backward()
+    assert (recorder.recorded, recorder.replayed) == (1, 2)
+    told = with_uncaptured(Diagnostics(), found.targets)
+    assert told.cudagraph_skips == 2
+    assert told.cudagraph_skip_reasons == ["counts runs eagerly: its forward sets Counts.calls, which a CUDA graph would not"]
+    assert "leave cudagraphs out, or compile it" in advice_on_cudagraph_skip(told.cudagraph_skip_reasons[0])
+    applied = compile_sweep.apply(Net(), settings=settings)
+    assert str(applied) == "eager, CUDA graphs: Net captured"
+
+
+def test_a_model_outside_of_scripts_is_not_captured() -> None:
+    with pytest.raises(SettingsError, match="scope=eager captures CUDA graphs of scripts alone; leave cudagraphs out"):
+        refuse_outside_scripts({"scope": "eager", "cudagraphs": "on"}, is_script=False)
+    refuse_outside_scripts({"scope": "eager", "cudagraphs": "on"}, is_script=True)
 
 
 @pytest.fixture

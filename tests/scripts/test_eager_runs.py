@@ -43,8 +43,11 @@ def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alon
 ) -> None:
     all_at_once, calls = Barrier(3, timeout=20), list[str]()
 
-    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0) -> None:
+    def once(
+        self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0, side_by_side: int = 1
+    ) -> None:
         assert settings.scope is Scope.EAGER
+        assert side_by_side == (3 if fits and len(calls) < 3 else 1)
         calls.append(kind)
         if fits and len(calls) <= 3:
             all_at_once.wait()
@@ -70,7 +73,7 @@ def test_eager_runs_that_fit_run_side_by_side_and_one_that_fails_runs_again_alon
 def test_further_eager_runs_have_the_precision_of_the_settings_that_are_doubtful(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0) -> None:
+    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, *, forward_seed: int = 0, **_: int) -> None:
         (base / "trajectory").write_text(f"{kind} {settings.matmul_precision} {forward_seed}")
 
     monkeypatch.setattr(ScriptTrial, "_once", once)

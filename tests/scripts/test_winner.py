@@ -342,6 +342,7 @@ def test_settings_that_no_script_takes_are_refused(text: str, said: str) -> None
         ("scope=full,dynamic=auto,activation_checkpointing=off", "torch_compile=True, gradient_checkpointing=False", None),
         ("scope=full,dynamic=auto,activation_checkpointing=blocks", None, None),
         ("scope=eager,as_written=on", None, None),
+        ("scope=eager,cudagraphs=on,optimizer=fused", None, None),
     ],
 )
 def test_what_libraries_call_a_setting_is_named_where_they_have_all_of_it(

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.installed_torch import private
-from compile_sweep.contract.seeding import own_random_numbers
+from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
 from compile_sweep.script.discover import Target
@@ -220,6 +220,7 @@ class CapturedModule:
         """Kinds of calls so far, each with how often each of its results got a gradient from the script."""
         self._slots: list[_Slot] = []
         self._refused = ""
+        self._has_cudnn_dropout = any(isinstance(one, nn.RNNBase) and one.dropout > 0 < one.num_layers - 1 for one in self._parts)
         if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in self._parts):
             self._refused = "it has hooks, which a CUDA graph would not call"
         elif any(type(one) is not nn.Parameter for one in self._parameters):
@@ -259,6 +260,11 @@ class CapturedModule:
 
     def _first(self, kind: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and notes which of its results get a gradient: a model's logits need none beside its loss."""
+        if self._has_cudnn_dropout and any(slot.graphs for slot in self._slots):
+            # An eager call may begin cuDNN's dropout anew, in other memory than the graphs use.
+            self._slots.clear()
+            self._refused = "it has recurrent layers with dropout, and its calls differ"
+            return self._eagerly(self._refused, args, kwargs)
         if len(self._uses) == MOST_KINDS:
             return self._eagerly(f"it is called in more than {MOST_KINDS} ways, by shapes or values", args, kwargs)
         results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
@@ -304,8 +310,8 @@ class CapturedModule:
 
         device = self._parameters[0].device
         before = [one._version for one in inputs]
+        wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
         with self._put_back(device) as changed:
-            wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
             have_gradients, is_elsewhere = _on_side_stream(device, lambda: _forward_and_backward(run, uses, wanted, parameters))
             self._refused = changed() or _unsuitable(results, "returns", device)
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
@@ -314,20 +320,9 @@ class CapturedModule:
                 self._refused = self._refused or "it also holds weights outside of its modules"
             if before != [one._version for one in inputs]:
                 self._refused = self._refused or "it changes its arguments in place"
-        if self._refused:
-            return None
-        torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it
-        try:
-            recording = self._record(run, uses, wanted, slot.pool)
-        except Exception as error:
-            first = str(_root(error)).strip().partition("\n")[0]
-            raise ScriptError(
-                f"{SETTING}: a call of {type(self._module).__name__} cannot be captured as a CUDA graph ({first}), as where it "
-                "waits for the GPU, by .item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: "
-                "scope=full,mode=reduce-overhead"
-            ) from error
-        finally:
-            torch.clear_autocast_cache()
+            if self._refused:
+                return None
+            recording = self._recorded(run, uses, wanted, slot.pool)
         constants = [_TENSOR if isinstance(one, Tensor) else one for one in results]
         return _Graph(
             kind=kind,
@@ -341,6 +336,22 @@ class CapturedModule:
             slot=slot,
         )
 
+    def _recorded(
+        self, run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any
+    ) -> Recording:
+        torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it
+        try:
+            return self._record(run, uses, wanted, pool)
+        except Exception as error:
+            first = str(_root(error)).strip().partition("\n")[0]
+            raise ScriptError(
+                f"{SETTING}: a call of {type(self._module).__name__} cannot be captured as a CUDA graph ({first}), as where it "
+                "waits for the GPU, by .item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: "
+                "scope=full,mode=reduce-overhead"
+            ) from error
+        finally:
+            torch.clear_autocast_cache()
+
     @contextmanager
     def _put_back(self, device: torch.device) -> Iterator[Callable[[], str]]:
         """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
@@ -351,7 +362,7 @@ class CapturedModule:
         ]
         buffers = list({id(one): one for one in self._tensors()}.values())
         copies = [one.detach().clone() for one in buffers]
-        with own_random_numbers(device, 0):
+        with random_numbers_put_back(device):  # after the capture, too: cuDNN begins its dropout anew where they were set
             drawn = _drawn_on_cpu()
 
             def changed() -> str:

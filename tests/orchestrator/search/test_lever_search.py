@@ -106,6 +106,24 @@ def test_what_a_lever_gains_in_eager_training_says_little_about_compiled_trainin
     assert (step.setting.scope, step.setting.memory_format) == ("full", "channels_last")
 
 
+def test_cuda_graphs_that_cannot_be_captured_in_eager_training_may_still_work_compiled() -> None:
+    captured, graphed = (CompileSettings.parse(text) for text in ("scope=eager,cudagraphs=on", "scope=full,mode=reduce-overhead"))
+    searching = LeverSearch(Candidates([*SETTINGS, captured]), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    failed, other = searching.place_of(captured.key), searching.place_of(graphed.key)
+    assert failed is not None
+    assert other is not None
+    before, after = searching.model.works([]), searching.model.works([(failed, False)])
+    assert after[other] == before[other]
+    assert after[failed] < before[failed]
+
+
+def test_the_reason_for_captured_cuda_graphs_names_them() -> None:
+    settings = [CompileSettings.parse(text) for text in ("scope=eager", "scope=eager,cudagraphs=on")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere({}))
+    reasons = [step.reason for step in run(searching, {"captured_cudagraphs=on": 0.2})]
+    assert reasons == ["what runs today", "what runs today and eager CUDA graphs"]
+
+
 def test_recording_cuda_graphs_of_regions_does_not_put_off_the_whole_model() -> None:
     graphed = CompileSettings.parse("scope=regional,mode=reduce-overhead,dynamic=static")
     steps = []
