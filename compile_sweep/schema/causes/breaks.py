@@ -372,9 +372,9 @@ BREAKS = (
     ),
     Cause(
         "recurrent layer",
-        "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: try dynamo.allow_rnn=on "
-        "(torch._dynamo.config.allow_rnn = True), which unrolls the layer into a graph for each length, for an LSTM on a CPU "
-        "with torch.backends.mkldnn.enabled = False, or compile the modules around it, or capture the step by torch.cuda.graph",
+        "torch.compile leaves RNN, GRU and LSTM eager, and the function that calls them: in a script on a GPU use "
+        "scope=eager,cudagraphs=on, else try dynamo.allow_rnn=on (torch._dynamo.config.allow_rnn = True), which unrolls it into "
+        "a graph for each length (an LSTM on a CPU needs torch.backends.mkldnn.enabled = False), or compile what is around it",
         headline=r"wrap RNN, GRU, or LSTM",
         explanation=r"does not support RNN, GRU, or LSTM",
     ),
