@@ -17,8 +17,9 @@ from compile_sweep.schema.causes.errors import advice_on_cudagraph_skip
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import captured
-from compile_sweep.script.apply.captured import CapturedModule, Recording, record_on_gpu, with_uncaptured
+from compile_sweep.script.apply.captured import CapturedModule, with_uncaptured
 from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.graph_recording import Recording, apart, record_on_gpu
 from compile_sweep.script.apply.in_place import OwnCompile
 from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.job import ScriptError, refuse_outside_scripts
@@ -361,6 +362,22 @@ def test_hooks_and_objects_as_arguments_run_eagerly() -> None:
     assert reasons == ["it is called with an object of class Result"]
 
 
+def test_weights_that_others_stand_in_for_are_not_replayed() -> None:
+    net, reasons, recorder = Net(), list[str](), Recorder()
+    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    vars(net)["_compiled_call_impl"] = call
+    x = torch.ones(4, 6)
+    for _ in range(3):
+        net(x)["logits"].sum().backward()
+    others = {name: (2 * weight).detach().requires_grad_() for name, weight in net.named_parameters()}
+    found = torch.func.functional_call(net, others, (x,))["logits"]
+    with torch.no_grad():
+        expected = torch.func.functional_call(net, others, (x,))["logits"]
+    assert torch.equal(found, expected)
+    assert reasons == ["other tensors stand in for its weights, as in torch.func.functional_call"]
+    assert recorder.replayed == 2
+
+
 def test_ever_new_values_end_eagerly() -> None:
     net, reasons, recorder = Net(), list[str](), Recorder()
     call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
@@ -454,7 +471,7 @@ def test_results_that_get_no_gradient_cost_none() -> None:
 
 def test_gradients_of_two_parameters_share_no_memory() -> None:
     one, other = torch.ones(3), torch.ones(3)
-    found = captured.apart([one, one, None, other, one[:2]], [other])
+    found = apart([one, one, None, other, one[:2]], [other])
     pointers = [grad.untyped_storage().data_ptr() for grad in found if grad is not None]
     assert found[0] is one
     assert len({*pointers, other.untyped_storage().data_ptr()}) == 5
@@ -476,6 +493,7 @@ def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(monkeypa
     told = with_uncaptured(Diagnostics(), found.targets)
     assert told.cudagraph_skips == 2
     assert told.cudagraph_skip_reasons == ["counts runs eagerly: its forward sets Counts.calls, which a CUDA graph would not"]
+    assert advice_on_cudagraph_skip("x runs eagerly: it returns an object of class DynamicCache").startswith("add use_cache=off")
     assert "leave cudagraphs out, or compile it" in advice_on_cudagraph_skip(told.cudagraph_skip_reasons[0])
     applied = compile_sweep.apply(Net(), settings=settings)
     assert str(applied) == "eager, CUDA graphs: Net captured"

@@ -190,6 +190,7 @@ MEMORY_ADVICE = (
 )
 
 _SKIPS = (
+    (r"an object of class \w*Cache", "add use_cache=off, or leave cudagraphs out"),
     (r"runs eagerly: ", "leave cudagraphs out, or compile it: scope=full,mode=reduce-overhead"),
     (
         r"mutated inputs|input mutation",

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, cast
@@ -28,6 +28,7 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
+from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
 
@@ -46,27 +47,6 @@ SETTING = "scope=eager,cudagraphs=on"
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 """Kinds of arguments and results, other than tensors, that a graph can hold as they are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """What was captured: two graphs and the memory that they read and write."""
-
-    forward: Any
-    """Has a method `replay`, which computes `outputs`."""
-    backward: Any
-    """Has a method `replay`, which computes `gradients` from `output_gradients`."""
-    outputs: Sequence[Tensor]
-    output_gradients: Sequence[Tensor | None]
-    """One for each output; None for an output that no gradient is expected for."""
-    gradients: Sequence[Tensor | None]
-    """One for each tensor whose gradient was asked for; None for one that the outputs do not depend on."""
-
-
-Record = Callable[[Callable[[], Sequence[Tensor]], Sequence[int], Sequence[Tensor], Any], Recording]
-"""Captures, in a pool of memory, a function that returns tensors, and its gradients: how often each result gets one, and with
-regard to which tensors.
-"""
 
 
 class _Waiting:
@@ -214,7 +194,7 @@ class CapturedModule:
         self._new_pool = new_pool or torch.cuda.graph_pool_handle
         self._parts = list(module.modules())
         self._parameters = list(module.parameters())
-        self._memory = [*self._parameters, *module.buffers()]
+        self._known = set(self._parameters)
         self._watched = [_scalars(part) for part in self._parts]
         self._uses: list[tuple[tuple[Any, ...], list[int]]] = []
         """Kinds of calls so far, each with how often each of its results got a gradient from the script."""
@@ -231,6 +211,9 @@ class CapturedModule:
             return self._inner(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         refused = self._refused or _unsuitable(leaves, "is called with", self._parameters[0].device)
+        held = [one for part in self._parts for one in part._parameters.values() if one is not None]
+        if not refused and not self._known.issuperset(held):
+            refused = "other tensors stand in for its weights, as in torch.func.functional_call"
         if refused:
             return self._eagerly(refused, args, kwargs)
         kind = self._kind(leaves, structure)
@@ -267,7 +250,10 @@ class CapturedModule:
             return self._eagerly(self._refused, args, kwargs)
         if len(self._uses) == MOST_KINDS:
             return self._eagerly(f"it is called in more than {MOST_KINDS} ways, by shapes or values", args, kwargs)
+        before = self._buffers()
         results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
+        if moved := [place for place, one in self._buffers().items() if before.get(place) is not one]:
+            self._refused = f"its forward sets {moved[0][1]}, which a CUDA graph would not"
         places = [place for place, one in enumerate(results) if isinstance(one, Tensor)]
         uses = [0] * len(places)
         self._uses.append((kind, uses))
@@ -286,7 +272,7 @@ class CapturedModule:
         given = [_described(leaf) for leaf in leaves]
         device = self._parameters[0].device.type
         cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        held = [(one.data_ptr(), one.requires_grad) for one in self._memory]
+        held = [(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())]
         return structure, given, cast, held, [read(vars(part)) for part, read in zip(self._parts, self._watched, strict=True)]
 
     def _capture(
@@ -312,7 +298,7 @@ class CapturedModule:
         before = [one._version for one in inputs]
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
         with self._put_back(device) as changed:
-            have_gradients, is_elsewhere = _on_side_stream(device, lambda: _forward_and_backward(run, uses, wanted, parameters))
+            have_gradients, is_elsewhere = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
             self._refused = changed() or _unsuitable(results, "returns", device)
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
                 self._refused = self._refused or "it moves its weights"
@@ -384,6 +370,10 @@ class CapturedModule:
                 for container, content in containers:
                     container.clear()
                     container.extend(content) if isinstance(container, list | deque) else container.update(content)
+
+    def _buffers(self) -> dict[tuple[int, str], Tensor]:
+        held = ((id(part), f"{type(part).__name__}.{name}", one) for part in self._parts for name, one in part._buffers.items())
+        return {(place, name): one for place, name, one in held if one is not None}
 
     def _tensors(self) -> Iterator[Tensor]:
         for part in self._parts:
@@ -496,74 +486,6 @@ def _have_same_weights(parts: Sequence[nn.Module]) -> None:
 def _root(error: BaseException) -> BaseException:
     """Returns the error that another one followed from: the end of a capture that failed is an error, too."""
     return error if error.__context__ is None else _root(error.__context__)
-
-
-def _forward_and_backward(
-    run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
-) -> tuple[list[bool], bool]:
-    """Runs a call and its backward pass.
-
-    Returns:
-        Which results depend on something that is trained; whether any depends on an `unwanted` tensor.
-    """
-    outputs = run()
-    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
-    with torch.autocast(wanted[0].device.type, enabled=False):
-        found = torch.autograd.grad(used, [*wanted, *unwanted], [torch.zeros_like(one) for one in used], allow_unused=True)
-    return [one.requires_grad for one in outputs], any(one is not None for one in found[len(wanted) :])
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the stream on which calls are captured, for which libraries keep memory of their own."""
-    return torch.cuda.Stream(device)
-
-
-def _on_side_stream(device: torch.device, function: Callable[[], Any]) -> Any:
-    if device.type != "cuda":
-        return function()
-    stream, current = _side_stream(device), torch.cuda.current_stream(device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        found = function()
-    current.wait_stream(stream)
-    return found
-
-
-def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
-    """Captures a function and its gradients as two CUDA graphs; it must have run before on the same stream."""
-    stream = _side_stream(wanted[0].device)
-    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        outputs = run()
-    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
-    given = [torch.zeros_like(one) for one in used]
-    with (
-        torch.cuda.graph(backward, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        torch.autocast("cuda", enabled=False),
-    ):
-        found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
-        gradients = apart(found, given)
-    rest = iter(given)
-    return Recording(
-        forward=forward,
-        backward=backward,
-        outputs=[one.detach() for one in outputs],  # without the autograd graph
-        output_gradients=[next(rest) if is_used else None for is_used in uses],
-        gradients=gradients,
-    )
-
-
-def apart(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns gradients that share no memory: two parameters' gradients may be one tensor, which clipping would change twice."""
-    used = {one.untyped_storage().data_ptr() for one in others}
-    found: list[Tensor | None] = []
-    for one in gradients:
-        if one is not None:
-            one = one.clone() if one.untyped_storage().data_ptr() in used else one
-            used.add(one.untyped_storage().data_ptr())
-        found.append(one)
-    return found
 
 
 def capture(targets: Sequence[Target]) -> None:

@@ -1,0 +1,100 @@
+"""Records what a call computes, and its gradients, as two CUDA graphs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What was captured: two graphs and the memory that they read and write."""
+
+    forward: Any
+    """Has a method `replay`, which computes `outputs`."""
+    backward: Any
+    """Has a method `replay`, which computes `gradients` from `output_gradients`."""
+    outputs: Sequence[Tensor]
+    output_gradients: Sequence[Tensor | None]
+    """One for each output; None for an output that no gradient is expected for."""
+    gradients: Sequence[Tensor | None]
+    """One for each tensor whose gradient was asked for; None for one that the outputs do not depend on."""
+
+
+Record = Callable[[Callable[[], Sequence[Tensor]], Sequence[int], Sequence[Tensor], Any], Recording]
+"""Captures, in a pool of memory, a function that returns tensors, and its gradients: how often each result gets one, and with
+regard to which tensors.
+"""
+
+
+def forward_and_backward(
+    run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
+) -> tuple[list[bool], bool]:
+    """Runs a call and its backward pass.
+
+    Returns:
+        Which results depend on something that is trained; whether any depends on an `unwanted` tensor.
+    """
+    outputs = run()
+    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
+    with torch.autocast(wanted[0].device.type, enabled=False):
+        found = torch.autograd.grad(used, [*wanted, *unwanted], [torch.zeros_like(one) for one in used], allow_unused=True)
+    return [one.requires_grad for one in outputs], any(one is not None for one in found[len(wanted) :])
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream on which calls are captured, for which libraries keep memory of their own."""
+    return torch.cuda.Stream(device)
+
+
+def on_side_stream(device: torch.device, function: Callable[[], Any]) -> Any:
+    """Runs a function on the stream on which calls are captured; the current stream waits for it."""
+    if device.type != "cuda":
+        return function()
+    torch.cuda.empty_cache()  # memory that is kept for one stream is of no use to another
+    stream, current = _side_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        found = function()
+    current.wait_stream(stream)
+    return found
+
+
+def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
+    """Captures a function and its gradients as two CUDA graphs; it must have run before on the same stream."""
+    stream = _side_stream(wanted[0].device)
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        outputs = run()
+    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
+    given = [torch.zeros_like(one) for one in used]
+    with (
+        torch.cuda.graph(backward, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        torch.autocast("cuda", enabled=False),
+    ):
+        found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
+        gradients = apart(found, given)
+    rest = iter(given)
+    return Recording(
+        forward=forward,
+        backward=backward,
+        outputs=[one.detach() for one in outputs],  # without the autograd graph
+        output_gradients=[next(rest) if is_used else None for is_used in uses],
+        gradients=gradients,
+    )
+
+
+def apart(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns gradients that share no memory: two parameters' gradients may be one tensor, which clipping would change twice."""
+    used = {one.untyped_storage().data_ptr() for one in others}
+    found: list[Tensor | None] = []
+    for one in gradients:
+        if one is not None:
+            one = one.clone() if one.untyped_storage().data_ptr() in used else one
+            used.add(one.untyped_storage().data_ptr())
+        found.append(one)
+    return found
