@@ -24,7 +24,8 @@ SENTENCES = {
     "stay": "Stay with {baseline}.",
     "stay_alone": "No other setting is usable.",
     "untried": "Cannot tell whether any setting is faster than {baseline}.",
-    "untried_why": "No other setting was tried. What would tell: a sweep that tries some, or the rest of this one (--resume).",
+    "untried_why": "No other setting was tried, or its trial failed for a reason that may not be the setting's. What would tell: "
+    "a sweep in which one is measured, or the rest of this one (--resume).",
     "stay_loses": "For {job}, it takes {whole}; the closest alternative, “{setting}”, takes {lost} longer "
     "(95%: {least} to {most}).",
     "stay_negligible": "For {job}, the best other setting, “{setting}”, saves less than 1% of {whole} (95%: {low} to {high}).",

@@ -119,5 +119,5 @@ def _saves(found: Recommendation, row: pd.Series) -> str:
         return MISSING
     today = line_of(found.baseline)
     gain, whole_s = saving(line_of(row), today, found.job.steps), today.total_s(found.job.steps)
-    low, high = (f"{100 * seconds / whole_s:.0f}" for seconds in (gain.low_s, gain.high_s))
-    return minus(f"{100 * gain.share:.0f}% ({low} to {high})")
+    low, high = (f"{100 * seconds / whole_s:z.0f}" for seconds in (gain.low_s, gain.high_s))
+    return minus(f"{100 * gain.share:z.0f}% ({low} to {high})")

@@ -74,7 +74,7 @@ def durations(*seconds: Any) -> list[str]:
 def percent(share: Any) -> str:
     """Formats a fraction as `3.1%`; a dash if missing."""
     converted = number(share)
-    return MISSING if converted is None else f"{100 * converted:.1f}%"
+    return MISSING if converted is None else f"{100 * converted:z.1f}%"
 
 
 def instant(iso: str) -> str:

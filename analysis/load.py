@@ -18,7 +18,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.objectives import INTERVALS
-from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.outcome import Status, says_nothing
 from compile_sweep.schema.record import SWEEP_FILE, TRIALS_FILE, Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.short_names import setting_ids, setting_names
@@ -52,8 +52,8 @@ def load(folder: str | Path, *, all_attempts: bool = False) -> pd.DataFrame:
     """Returns the trials of a sweep, one row per measurement, in the order in which they finished.
 
     A measurement is a setting with its number of workers, cold or warm. If one was attempted more than once, the latest attempt
-    counts, whatever its status, and `attempt` is its number. A warm start is not a measurement: its figures are in columns of
-    their own, in each row of its setting.
+    counts, whatever its status, unless the machines or the script ended it; `attempt` is its number. A warm start is not a
+    measurement: its figures are in columns of their own, in each row of its setting.
 
     Args:
         folder: The sweep's folder.
@@ -102,7 +102,7 @@ def _read(folder: Path) -> tuple[pd.DataFrame, pd.Index]:
         row["setting_id"], row["setting_name"] = ids[str(row["settings_key"])], ""
     frame = pd.DataFrame({name: _column(name, [row[name] for row in rows]) for name in COLUMNS})
     of_one_kind = ["settings_key", "caches", "num_workers"]
-    told = ~frame["label"].isin(LOST_TO_MACHINES)
+    told = pd.Series([not says_nothing(row["label"], row["reason"]) for row in rows], dtype=bool)
     counting = told | ~told.groupby([frame[name] for name in of_one_kind], dropna=False).transform("any")
     candidates = frame[[*of_one_kind, "label", "status", "samples_per_s"]][counting]
     candidates = candidates[~candidates.duplicated(of_one_kind, keep="last")]

@@ -21,7 +21,7 @@ from analysis.choose.pareto import comparable, expected_compile_s, floats, stand
 from analysis.choose.uncertainty import DRAWS, Attempts, absolute_deviations, deviations, drawn, noise
 from analysis.formatting import number, text
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.outcome import LOST_TO_MACHINES
+from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Padding, Scope
 
@@ -138,8 +138,8 @@ def baseline_key(df: pd.DataFrame) -> str | None:
 
 
 def has_tried_others(df: pd.DataFrame) -> bool:
-    """Tells whether a second setting was tried, usable or not; a trial that was lost to its machines does not count."""
-    return bool(df[~df["label"].isin(LOST_TO_MACHINES)]["settings_key"].nunique() > 1)
+    """Tells whether a second setting was judged, usable or not; a failed trial says nothing certain about its setting."""
+    return bool(df[df["status"] != Status.FAILED]["settings_key"].nunique() > 1)
 
 
 def _num_fields_set(settings: CompileSettings) -> int:

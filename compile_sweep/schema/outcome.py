@@ -123,6 +123,15 @@ class Label(StrEnum):
 LOST_TO_MACHINES = frozenset(label for label in Label if label.fault is Fault.MACHINES)
 """Labels of attempts that the machines ended: the setting is tried again, also when the sweep is resumed."""
 
+SCRIPT_ERROR = "ScriptError: "
+"""How the reason of an attempt begins that the script ended, by an exception or before enough steps."""
+
+
+def says_nothing(label: str | None, reason: str | None) -> bool:
+    """Tells whether an attempt says nothing of its setting because the machines, or its script, ended it."""
+    return label in LOST_TO_MACHINES or (label == Label.EXCEPTION and (reason or "").startswith(SCRIPT_ERROR))
+
+
 RIGHT_BUT_UNUSABLE = frozenset({Label.SILENT_FALLBACK, Label.RECOMPILE_LIMIT, Label.CUDAGRAPHS_SKIPPED})
 """Labels of settings whose numbers hold and that are not what they claim to be."""
 

@@ -32,7 +32,7 @@ from compile_sweep.schema.figure import (
     scaled,
     total,
 )
-from compile_sweep.schema.outcome import LOST_TO_MACHINES, Status
+from compile_sweep.schema.outcome import Status, says_nothing
 from compile_sweep.schema.setting_text import quote_value
 
 TRIALS_FILE = "trials.jsonl"
@@ -459,7 +459,7 @@ def follow_warm_starts(folder: Path) -> journal.Tail[WarmStart]:
 def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
     """Returns the record that counts of each setting: the latest cold one or, if there is none, the latest warm one.
 
-    A record of a trial that the machines ended counts only if there is no other.
+    A record of a trial that the machines or the script ended counts only if there is no other.
     """
     found: dict[str, TrialRecord] = {}
     for record in done:
@@ -470,7 +470,7 @@ def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
 
 
 def _standing_rank(record: TrialRecord) -> tuple[bool, bool]:
-    return record.label in LOST_TO_MACHINES, record.caches is not Caches.COLD
+    return says_nothing(record.label, record.reason), record.caches is not Caches.COLD
 
 
 def _environment_of_all(found: Sequence[TrialRecord], sweep: Mapping[str, Any]) -> str | None:

@@ -296,11 +296,12 @@ def _ended_early(session: Session, code: Any) -> ScriptError:
     if session.other_steps:
         return ScriptError(
             f"the script trained one model for {steps} steps and then others for {session.other_steps}, as cross-validation "
-            "does; a figure takes some 50 steps of the first, more if they are short: have it train that for longer"
+            "does; a figure takes some 50 steps of the first, more if something compiles late: have it train that for longer"
         )
     if steps:
         return ScriptError(
-            f"the script ended after {steps} steps, and a figure takes some 50, more if they are short; have it train for longer"
+            f"the script ended after {steps} steps, and a figure takes some 50, more if something compiles late; have it train "
+            "for longer"
         )
     if session.num_losses or session.found.num_taken:
         return ScriptError(NO_OPTIMIZER)

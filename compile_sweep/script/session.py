@@ -232,8 +232,8 @@ class Session:
 
     def finish_early(self) -> bool:
         """Finishes when the script has ended by itself, with what was timed. Returns whether everything is found."""
-        if self.stream is not None and not self.is_over and self._clock is not None and self._timed >= 0:
-            self.stream.take(self._clock.stop(), are_last=True)
+        if self.stream is not None and not self.is_over and self._clock is not None and self._stage == self._timing:
+            self.stream.take(self._clock.stop() if self._timed >= 0 else [], are_last=True)  # < 0 between two passes
             if len(self.stream.passes) > 1:
                 self._end(stops=False)
         return self.is_over

@@ -30,6 +30,7 @@ from compile_sweep.script.clock import StepTime
 
 PASS_S = 0.3  # approximate seconds of a pass
 PASS_STEPS = (2, 50)  # minimum and maximum number of steps in a pass
+LEAST_LAST = 20  # timed steps that give a figure where a script has ended; passes are shorter then, and its interval wide
 USUAL_SHARE = 0.3  # fraction of steps that include an evaluation, above which it belongs to a typical step
 
 SLOWER = 1.2
@@ -181,6 +182,8 @@ class Stream:
         if self.keeps_new and not are_last:  # workers may time a step differently
             self._marks = largest_everywhere(self._marks, self.device)
         counted = self.times
+        if are_last and LEAST_LAST <= len(counted) < 2 * self.pass_steps and not self.keeps_interrupted:
+            self.pass_steps = len(counted) // self.protocol.min_passes
         whole = len(counted) // self.pass_steps * self.pass_steps
         compute = [one.compute_ms for one in counted[:whole]]
         self.passes = [compute[at : at + self.pass_steps] for at in range(0, whole, self.pass_steps)]

@@ -6,7 +6,7 @@ Also decides which trials to repeat alone: members of the front, or candidates f
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile
 
-from compile_sweep.schema.outcome import LOST_TO_MACHINES, Label, Status
+from compile_sweep.schema.outcome import LOST_TO_MACHINES, SCRIPT_ERROR, Label, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart, standing
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.visible_text import counted
@@ -24,15 +24,12 @@ def counts(config: SweepConfig, record: TrialRecord) -> bool:
     return config.caches is not CachePolicy.COLD or record.caches is Caches.COLD
 
 
-_SCRIPT_ERROR = "ScriptError: "  # how the reason of a trial whose script cannot be measured begins
-
-
 def script_failure(record: TrialRecord) -> str | None:
     """Returns why a script could not be measured as it is, which no setting changes; None if this record says nothing of that."""
     if not record.settings.get("as_written") or record.label != Label.EXCEPTION:
         return None
     reason = record.reason or ""
-    return reason.removeprefix(_SCRIPT_ERROR) if reason.startswith(_SCRIPT_ERROR) else None
+    return reason.removeprefix(SCRIPT_ERROR) if reason.startswith(SCRIPT_ERROR) else None
 
 
 def left(config: SweepConfig, done: Sequence[TrialRecord]) -> list[CompileSettings]:

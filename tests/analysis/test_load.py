@@ -12,9 +12,10 @@ from sweep_folders import MakeSweep, trial, warm_start
 
 import analysis
 from analysis.columns import COMPILE_PHASES
+from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.outcome import Status
-from compile_sweep.schema.record import Caches, TrialRecord, append
+from compile_sweep.schema.record import Caches, TrialRecord, append, standing
 from compile_sweep.schema.settings import CompileSettings
 
 
@@ -117,6 +118,15 @@ def test_an_attempt_that_the_machines_ended_takes_no_earlier_ones_place(make_swe
     df = analysis.load(folder)
     assert list(df["trial_id"]) == ["lost", "good"]
     assert list(analysis.pareto_front(df)["trial_id"]) == ["good"]
+
+
+def test_a_script_that_ended_early_when_measured_again_keeps_its_first_figure(make_sweep: MakeSweep) -> None:
+    early = {"label": "exception", "reason": "ScriptError: the script ended after 60 steps"}
+    unchanged = "scope=eager,as_written=on"
+    good, late = trial(unchanged, 500, trial_id="good"), trial(unchanged, status=Status.FAILED, trial_id="late", **early)
+    folder = make_sweep([good, late])
+    assert list(analysis.load(folder)["trial_id"]) == ["good"]
+    assert [one.trial_id for one in standing(records.read(folder)).values()] == ["good"]
 
 
 def test_cold_and_warm_times_never_share_a_column(make_sweep: MakeSweep) -> None:

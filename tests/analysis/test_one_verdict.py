@@ -16,6 +16,7 @@ import analysis
 from analysis import export, recommend
 from analysis.choose.decision import Outcome
 from analysis.final_summary import Ending, ending
+from analysis.formatting import percent
 from compile_sweep.schema.outcome import Status
 
 RESULTS = REPOSITORY / "docs" / "results"
@@ -149,12 +150,14 @@ def test_where_no_other_setting_is_usable_the_baseline_stays(make_sweep: MakeSwe
     assert ending(make_sweep([trial("scope=eager", 500, 0.5), failed])).sentences[:2] == [
         "Stay with A1 (eager).", "No other setting is usable.",
     ]  # fmt: skip
-    lost = trial("scope=full", status=Status.FAILED, label="node-lost", trial_id="2")
-    assert (
-        ending(make_sweep([trial("scope=eager", 500, 0.5), lost], name="lost"))
-        .sentences[0]
-        .startswith("Cannot tell whether any setting")
-    )
+
+
+@pytest.mark.parametrize("label", ["node-lost", "exception"])  # such as a script that ends before a compiled trial is done
+def test_where_every_other_trial_failed_the_end_cannot_tell(label: str, make_sweep: MakeSweep) -> None:
+    failed = trial("scope=full", status=Status.FAILED, label=label, trial_id="2")
+    first, why = ending(make_sweep([trial("scope=eager", 500, 0.5), failed])).sentences[:2]
+    assert first == "Cannot tell whether any setting is faster than A1 (eager)."
+    assert "its trial failed" in why
 
 
 def test_a_script_that_compiles_itself_is_no_eager_setting(make_sweep: MakeSweep) -> None:
@@ -163,3 +166,10 @@ def test_a_script_that_compiles_itself_is_no_eager_setting(make_sweep: MakeSweep
     named = {one.what: one for one in ending(make_sweep([own, other])).named}
     assert set(named) == {"cheapest that beats eager, today", "best eager"}
     assert named["cheapest that beats eager, today"].compile == "15 s"
+
+
+def test_next_to_no_loss_is_zero_percent_without_a_minus(make_sweep: MakeSweep) -> None:
+    wide = {"samples_per_s_ci95": [250.0, 750.0], "step_ms_ci95": [40.0, 80.0]}
+    named = ending(make_sweep([trial("scope=eager", 500, 0.5), trial("scope=full", 499.9, 1.0, trial_id="2", **wide)])).named
+    assert named[0].saves.startswith("0% (−")
+    assert percent(-0.0004) == "0.0%"

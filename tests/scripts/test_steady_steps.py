@@ -12,7 +12,7 @@ import torch
 
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script import session_results
+from compile_sweep.script import session_results, steady_steps
 from compile_sweep.script.clock import StepTime
 from compile_sweep.script.steady_steps import MAX_NEW_STEPS, Stream
 from tests.scripts.conftest import Run
@@ -65,6 +65,15 @@ def test_a_script_that_ends_before_a_shape_comes_again_is_measured_with_all() ->
     assert stream.passes == [[100.0, 100.0], [90.0, 90.0]]
 
 
+@pytest.mark.parametrize(("steps", "passes"), [(19, 0), (20, 4), (90, 4), (100, 2)])
+def test_a_script_of_short_steps_that_ends_before_two_passes_has_shorter_ones(steps: int, passes: int) -> None:
+    stream = Stream.after(_steps((2.0, False)), Protocol(), torch.device("cpu"))
+    assert stream.pass_steps == 50
+    stream.take(_steps(*((2.0 + 0.1 * (at % 3), False) for at in range(steps))), are_last=True)
+    assert len(stream.passes) == passes
+    assert not passes or stream.median_ms == pytest.approx(2.1)
+
+
 @pytest.mark.parametrize(("slow", "counts"), [(1, False), (3, False), (4, True)])
 def test_a_few_new_shapes_that_take_several_times_as_long_are_warm_up(slow: int, counts: bool) -> None:
     times = [2500.0 if at % 9 == 2 and at < 9 * slow else 300.0 for at in range(34)]  # as of T5-base on an H200
@@ -110,6 +119,24 @@ def test_attention_may_be_planned_anew_for_each_new_shape(
     stream = _stream(_steps(*[(300.0, shapes == "new")] * 20))
     asked = CompileSettings.parse(settings), torch.device(device), stream, [False, attends]
     assert session_results.plans_attention(*asked) is may
+
+
+@pytest.mark.parametrize("steps", range(60, 64))  # passes of 2 steps, with 1 or 2 between them
+def test_a_script_may_end_between_two_passes(steps: int, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steady_steps, "PASS_S", 1e-9)
+    (folder / "short.py").write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for _ in range(int(sys.argv[1])):\n"
+        "    model(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("short.py", "scope=eager", str(steps), min_passes=100)
+    assert error is None
+    assert session.stream is not None
+    assert session.stream.passes
 
 
 @pytest.mark.slow
