@@ -286,6 +286,7 @@ class LeverSearch:
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)
         if self._remedies.is_probe(key):  # its speed is not that of the setting
+            self._strike_alike(CompileSettings.parse(key), record)
             self._remedies.tell(setting, record, is_usable=is_usable, helps=False)
             return
         if is_amended and is_usable:  # a remedy has helped

@@ -115,6 +115,8 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tupl
         return tuple(name for name in traced if name not in ignored)
     if label == Label.RECOMPILE_LIMIT:
         return traced
+    if label == Label.DIVERGES and failed.backend == "aot_eager":  # wrong before Inductor sees the graphs
+        return tuple(name for name in traced if name != "backend")
     if label == Label.CUDAGRAPHS_SKIPPED or (label == Label.COMPILE_ERROR and GRAPHS_MEMORY in reason):
         return (*traced, "claims_cudagraphs")
     return None
