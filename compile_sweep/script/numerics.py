@@ -3,9 +3,9 @@
 Background: each run records losses, gradients, updates and the weights' movement over the steps after the discovery, by group of
 modules (`trajectory.py`). During these, each forward draws its random numbers from a generator of its own, so that data that the
 script draws in between are the same in every run, whatever the forward draws. There are eager runs, each in a fresh process: A is
-the script unchanged; A again shows by its distance from A how far the script is from deterministic; B has weights changed by as
-little as rounding does, and other random numbers in the forward, which shows how far apart right runs may be.
-`harness/numerics/check.py` judges by these.
+the script unchanged, for which the trial of the script as it is may stand; A again shows by its distance from A how far the
+script is from deterministic; B has weights changed by as little as rounding does, and other random numbers in the forward, which
+shows how far apart right runs may be. `harness/numerics/check.py` judges by these.
 """
 
 import math

@@ -216,6 +216,8 @@ class ScriptTrial:
 
         with self._only_one():
             at_once = outcome["runs_at_once"] if self.side_by_side and not self.job.in_place else 1
+            if at_once == 1 and self.settings.as_written and not outcome["measurement"]["graphs"]:
+                self._keep(folder, "eager-0")  # what an eager run would repeat; those side by side have fewer threads
             self._make_references(outcome["facts"]["draws"], at_once=at_once)
             if self.agree(self.is_first and _references(self._eager_runs, outcome).eager.random):
                 self._make_references(True, at_once=at_once)
@@ -361,10 +363,14 @@ class ScriptTrial:
             seed = 0 if run.kind != "perturbed" else run.number + 1
             settings = CompileSettings(scope=Scope.EAGER, matmul_precision=run.precision)
             self._once(Path(folder), run.kind, settings, forward_seed=seed, side_by_side=side_by_side)
-            if self.is_first:
-                new = self._eager_runs / f"new-{run.file}"
-                shutil.move(Path(folder) / "trajectory", new)
-                os.replace(new, self._eager_runs / run.file)
+            self._keep(Path(folder), run.file)
+
+    def _keep(self, folder: Path, name: str) -> None:
+        """Keeps a run's recording as that of an eager run."""
+        if self.is_first:
+            new = self._eager_runs / f"new-{name}"
+            shutil.copyfile(folder / "trajectory", new)
+            os.replace(new, self._eager_runs / name)
 
 
 class _EagerRun(NamedTuple):

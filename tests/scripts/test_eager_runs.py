@@ -92,6 +92,45 @@ def test_further_eager_runs_have_the_precision_of_the_settings_that_are_doubtful
 
 
 @pytest.mark.parametrize(
+    ("settings", "graphs", "at_once", "made"),
+    [
+        ("scope=eager,as_written=on", 0, 1, ["again", "perturbed"]),
+        ("scope=eager,as_written=on", 0, 3, ["again", "eager", "perturbed"]),  # which have fewer threads each
+        ("scope=eager,as_written=on", 1, 1, ["again", "eager", "perturbed"]),  # the script compiles itself
+        ("scope=eager,optimizer=fused", 0, 1, ["again", "eager", "perturbed"]),
+    ],
+)
+def test_the_script_as_it_is_counts_as_an_eager_run(
+    settings: str, graphs: int, at_once: int, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[str] = []
+
+    def once(self: ScriptTrial, base: Path, kind: str, settings: CompileSettings, **_: int) -> None:
+        kinds.append(kind)
+        numerics.save(recorded([1.0, 0.9], torch.ones(4, dtype=torch.float64)), base / "trajectory")
+
+    monkeypatch.setattr(ScriptTrial, "_once", once)
+    (tmp_path / "train.py").write_text("")
+    (kept := tmp_path / "kept").mkdir()
+    job = ScriptJob.of("train.py", folder=str(tmp_path))
+    run = ScriptTrial(job=job, settings=CompileSettings.parse(settings), base=tmp_path, references=kept)
+    outcome = {
+        "facts": {"draws": False, "rounding": 2.0**-24},
+        "runs_at_once": at_once,
+        "losses": [1.0, 0.9],
+        "gradient_check": None,
+        "measurement": {"device": "cpu", "recompile_reasons": [], "graphs": graphs},
+        "unsynchronized_kernels": [],
+        "changed_in_classes": [],
+    }
+    once(run, tmp_path, "measured", run.settings)
+    judged = run.judge_numbers(tmp_path, outcome, [])
+    assert judged["numerics"]["status"] == "ok"
+    assert sorted(kinds[1:]) == made
+    assert (kept / "eager-0").exists()
+
+
+@pytest.mark.parametrize(
     ("settings", "expected"), [("scope=eager,matmul_precision=high", "ok"), ("scope=eager,optimizer=fused", "diverges")]
 )
 def test_an_optimizer_that_takes_signs_is_judged_by_eager_runs_that_round_as_coarsely(
