@@ -23,6 +23,7 @@ from compile_sweep.script.apply.graph_recording import Recording, apart, record_
 from compile_sweep.script.apply.in_place import OwnCompile
 from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.job import ScriptError, refuse_outside_scripts
+from tests.scripts.conftest import Run
 
 on_gpu = pytest.mark.gpu
 
@@ -196,6 +197,17 @@ def one_by_one(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: T
     return total
 
 
+def changed_in_place(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Results are changed in place, as transformers' Trainer multiplies its loss."""
+    optimizer.zero_grad()
+    made = call(x)
+    made["logits"] *= 2
+    loss: Tensor = made["logits"].square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def frozen_by_turns(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
     """A call without the weights' gradients, as where a generator trains through its critic, then a step."""
     net.requires_grad_(False)
@@ -206,7 +218,7 @@ def frozen_by_turns(call: Any, net: nn.Module, optimizer: torch.optim.Optimizer,
     return plain(call, net, optimizer, x + 0.1 * leaf.grad)
 
 
-STEPS = [plain, late_zero, accumulating, twice, scheduled, held, weighed, by_hand, one_by_one, frozen_by_turns]
+STEPS = [plain, late_zero, accumulating, twice, scheduled, held, weighed, by_hand, one_by_one, changed_in_place, frozen_by_turns]
 
 
 def trained(step: Step, captures: bool, batches: Sequence[Tensor]) -> tuple[list[float], list[Tensor], Recorder, list[str]]:
@@ -499,16 +511,44 @@ def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(monkeypa
     assert str(applied) == "eager, CUDA graphs: Net captured"
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("plain_loop.py", None),
+        ("gan.py", None),
+        ("trainer.py", "it draws random numbers on the CPU"),  # which multiplies its loss in place
+        ("accelerated.py", None),
+        ("reinforce.py", "more than 4 of its calls wait for their backward pass"),
+        ("seq2seq.py", "it returns an object of class EncoderDecoderCache"),
+        (
+            "recomputed.py",
+            "a trial run of a call raised RuntimeError: When use_reentrant=True, torch.utils.checkpoint is incompatible",
+        ),
+    ],
+)
+def test_a_script_trains_the_same_with_its_modules_captured(
+    script: str, reason: str | None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(captured, "record_on_gpu", recorder)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    losses = []
+    for settings in ("scope=eager,as_written=on", "scope=eager,cudagraphs=on"):
+        session, error = run(script, settings)
+        assert error is None
+        assert session.trajectory is not None
+        losses.append(session.trajectory.losses)
+    assert losses[0] == losses[1]
+    told = with_uncaptured(session.diagnostics, session.found.targets)
+    assert (recorder.replayed > 10) is (reason is None or script == "reinforce.py")
+    assert bool(told.cudagraph_skips) is (reason is not None)
+    assert all(f"runs eagerly: {reason}" in sentence for sentence in told.cudagraph_skip_reasons)
+
+
 def test_a_model_outside_of_scripts_is_not_captured() -> None:
     with pytest.raises(SettingsError, match="scope=eager captures CUDA graphs of scripts alone; leave cudagraphs out"):
         refuse_outside_scripts({"scope": "eager", "cudagraphs": "on"}, is_script=False)
     refuse_outside_scripts({"scope": "eager", "cudagraphs": "on"}, is_script=True)
-
-
-@pytest.fixture
-def gpu_batches() -> list[Tensor]:
-    """Batches on a GPU."""
-    return [torch.randn(9, 6, generator=torch.Generator().manual_seed(seed)).cuda() for seed in range(12)]
 
 
 @on_gpu
@@ -536,7 +576,8 @@ def test_an_lstm_is_captured_on_a_gpu() -> None:
 
 @on_gpu
 @pytest.mark.parametrize(("step", "casts"), [*((step, False) for step in STEPS), (plain, True), (accumulating, True)])
-def test_training_is_the_same_on_a_gpu(step: Step, casts: bool, gpu_batches: list[Tensor]) -> None:
+def test_training_is_the_same_on_a_gpu(step: Step, casts: bool) -> None:
+    batches = [torch.randn(9, 6, generator=torch.Generator().manual_seed(seed)).cuda() for seed in range(12)]
     states = []
     for captures in (False, True):
         torch.manual_seed(0)
@@ -546,7 +587,7 @@ def test_training_is_the_same_on_a_gpu(step: Step, casts: bool, gpu_batches: lis
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
         torch.cuda.manual_seed(5)
         losses = []
-        for batch in gpu_batches:
+        for batch in batches:
             with torch.autocast("cuda", torch.bfloat16, enabled=casts):
                 losses.append(float(step(call, net, optimizer, batch).detach()))
         states.append((losses, [one.clone() for one in net.state_dict().values()]))

@@ -259,7 +259,7 @@ class CapturedModule:
         self._uses.append((kind, uses))
         for number, place in enumerate(places):
             if results[place].requires_grad:
-                results[place] = results[place].view_as(results[place])  # the module itself may use the result, too
+                results[place] = results[place].clone()  # the module itself may use the result, too
                 results[place].register_hook(_noting(uses, number))
         return pytree.tree_unflatten(results, structure)
 
@@ -298,7 +298,12 @@ class CapturedModule:
         before = [one._version for one in inputs]
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
         with self._put_back(device) as changed:
-            have_gradients, is_elsewhere = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
+            try:
+                have_gradients, is_elsewhere = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
+            except Exception as error:
+                first = str(error).strip().partition("\n")[0]
+                self._refused = f"a trial run of a call raised {type(error).__name__}: {first}"
+                return None
             self._refused = changed() or _unsuitable(results, "returns", device)
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
                 self._refused = self._refused or "it moves its weights"
