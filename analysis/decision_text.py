@@ -12,8 +12,8 @@ from analysis.choose.break_even import Starts, batch_size_of
 from analysis.choose.decision import Decision, Line, Outcome, step_saving
 from analysis.choose.uncertainty import chance
 from analysis.formatting import duration, durations, gib, percent, whole
-from compile_sweep.schema.batch_memory import largest_fitting
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
+from compile_sweep.schema.record import largest_fitting
 from compile_sweep.schema.settings import CompileSettings
 
 SENTENCES = {

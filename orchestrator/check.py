@@ -23,11 +23,10 @@ from compile_sweep import command_line
 from compile_sweep.command_line import Flag
 from compile_sweep.contract.workload_names import find_workload, is_in_users_folder
 from compile_sweep.harness.diagnostics.advice import KnownSizes, short_findings
-from compile_sweep.schema.batch_memory import largest_batch_text, largest_fitting
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Label, Status
-from compile_sweep.schema.record import TrialRecord
+from compile_sweep.schema.record import TrialRecord, largest_batch_text, largest_fitting
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
 from orchestrator.config import Device, Effort, check_seed
 from orchestrator.environment import fingerprint

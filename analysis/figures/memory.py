@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from analysis.figures.chart_style import DASHES, LINE_COLOR, SCOPE_COLORS, base_layout, empty_figure, or_trials
 from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import gib, number
-from compile_sweep.schema.batch_memory import by_size
+from compile_sweep.schema.record import by_size
 from compile_sweep.schema.settings import Scope
 
 _MOST_BARS = 12

@@ -16,8 +16,8 @@ from analysis.columns import COMPILE_PHASES
 from analysis.formatting import duration, figure, interval, number, text, whole
 from analysis.page.table import WORKER_LOG, log_of, outcome_of, read_end
 from compile_sweep.schema import redact
-from compile_sweep.schema.batch_memory import largest_batch_text
 from compile_sweep.schema.outcome import Status
+from compile_sweep.schema.record import largest_batch_text
 from compile_sweep.schema.visible_text import visible
 
 MOST_FOLDS = 60

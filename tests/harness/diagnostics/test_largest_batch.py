@@ -8,8 +8,8 @@ from toy_workloads import EndsAt, Sized, Toy
 
 from compile_sweep.harness.diagnostics.largest_batch import MOST_TIMES, bisected, largest_batch
 from compile_sweep.harness.prepare import prepare
-from compile_sweep.schema.batch_memory import largest_batch_text
 from compile_sweep.schema.errors import SettingsError
+from compile_sweep.schema.record import largest_batch_text
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.run import worker
 
