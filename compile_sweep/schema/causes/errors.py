@@ -65,6 +65,12 @@ ERRORS = (
         "(scope=regional, or scope=modular and parts)",
         error=r"You marked .* as dynamic but your code specialized it|Constraints violated",
     ),
+    Cause(
+        "bounds of a size",
+        "torch fails to bound a size that a strided layer computes, as where attention with dropout follows one on a CPU: use "
+        "scope=regional, whose blocks are given that size, dynamic=static, or attention without dropout",
+        error=r"ValueRangeError: Invalid ranges",
+    ),
     Cause("complex numbers", f"{REAL_PAIRS}, or leave that module eager", error=r"[Cc]omplex|ComplexFloat|ComplexHalf"),
     Cause(
         "memory of a CUDA graph",

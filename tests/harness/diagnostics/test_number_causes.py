@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from faulty_models import TORCH, Net
-from torch import Tensor
+from torch import Tensor, nn
 
+from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
@@ -347,3 +348,30 @@ def test_lengths_that_a_list_of_values_gives_have_a_remedy_that_makes_one_graph(
     assert not [one for one in map(Recompile.parse, found.recompile_reasons) if ")" in one.line.partition(".py:")[2]]
     mended = run(split, counts, capture_scalar_outputs=True)
     assert (mended.graphs, mended.recompile_reasons, mended.graph_break_reasons) == (1, [], [])
+
+
+@pytest.mark.skipif(torch_version() != (2, 13), reason="torch 2.11 and 2.12 bound it, and later ones were not tried")
+def test_a_size_that_torch_fails_to_bound_is_told_and_mended_by_compiling_the_block() -> None:
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.strided, self.block = nn.Conv1d(4, 8, 3, 4, 1), Block()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.block(self.strided(x).transpose(1, 2)[:, None])
+
+    def trained_once(*, is_whole: bool) -> None:
+        torch._dynamo.reset()
+        net = Encoder()
+        (net if is_whole else net.block).compile(dynamic=True)
+        net(torch.randn(2, 4, 21)).square().mean().backward()
+
+    with pytest.raises(Exception, match="ValueRangeError: Invalid ranges") as raised:
+        trained_once(is_whole=True)
+    assert is_compiler_error(raised.value)
+    assert "use scope=regional, whose blocks are given that size" in (advice_on_error(str(raised.value)) or "")
+    trained_once(is_whole=False)
