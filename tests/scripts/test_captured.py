@@ -4,26 +4,19 @@ On a CPU, a graph is stood for by one that computes the call again, into the sam
 """
 
 import random
+import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import compile_sweep
-from compile_sweep.harness.diagnostics.capture import Diagnostics
-from compile_sweep.schema.causes.errors import advice_on_cudagraph_skip
-from compile_sweep.schema.errors import SettingsError
-from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import captured
-from compile_sweep.script.apply.captured import CapturedModule, with_uncaptured
-from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.captured import CapturedModule
 from compile_sweep.script.apply.graph_recording import Recording, apart, record_on_gpu
-from compile_sweep.script.apply.in_place import OwnCompile
-from compile_sweep.script.discover import Discovery, Target
-from compile_sweep.script.job import ScriptError, refuse_outside_scripts
-from tests.scripts.conftest import Run
+from compile_sweep.script.job import ScriptError
 
 on_gpu = pytest.mark.gpu
 
@@ -390,6 +383,40 @@ def test_weights_that_others_stand_in_for_are_not_replayed() -> None:
     assert recorder.replayed == 2
 
 
+SCALE = 1.0
+OPTIONS = SimpleNamespace(shift=0.0)
+
+
+def shifted(x: Tensor) -> Tensor:
+    return x + OPTIONS.shift
+
+
+class Configured(Net):
+    """Reads a global, an option within a function that it calls, and a number of its configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(weight=1.0)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        return super().forward(shifted(x) * self.config.weight, SCALE)
+
+
+def test_numbers_that_a_forward_reads_elsewhere_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, recorder = Configured(), Recorder()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
+    x = torch.ones(4, 6)
+    for _ in range(3):
+        call(x)["logits"].sum().backward()
+    assert recorder.replayed == 2
+    changes = [(sys.modules[__name__], "SCALE"), (OPTIONS, "shift"), (net.config, "weight")]
+    for number, (place, name) in enumerate(changes):
+        monkeypatch.setattr(place, name, 3.0)
+        call(x)["logits"].sum().backward()
+        call(x)["logits"].sum().backward()
+        assert (recorder.recorded, recorder.replayed) == (2 + number, 3 + number)
+
+
 def test_ever_new_values_end_eagerly() -> None:
     net, reasons, recorder = Net(), list[str](), Recorder()
     call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
@@ -488,67 +515,6 @@ def test_gradients_of_two_parameters_share_no_memory() -> None:
     assert found[0] is one
     assert len({*pointers, other.untyped_storage().data_ptr()}) == 5
     assert found[2] is None
-
-
-def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(captured, "record_on_gpu", recorder)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    settings = CompileSettings.parse("scope=eager,cudagraphs=on")
-    net, counts = Net(), Counts()
-    found = Discovery(targets=[Target(net, net, "net"), Target(counts, counts, "counts")])
-    apply_to_discovered(settings, found, OwnCompile())
-    for _ in range(3):
-        for one in (net, counts):
-            one(torch.ones(4, 6))["logits"].sum().backward()
-    assert (recorder.recorded, recorder.replayed) == (1, 2)
-    told = with_uncaptured(Diagnostics(), found.targets)
-    assert told.cudagraph_skips == 2
-    assert told.cudagraph_skip_reasons == ["counts runs eagerly: its forward sets Counts.calls, which a CUDA graph would not"]
-    assert advice_on_cudagraph_skip("x runs eagerly: it returns an object of class DynamicCache").startswith("add use_cache=off")
-    assert "leave cudagraphs out, or compile it" in advice_on_cudagraph_skip(told.cudagraph_skip_reasons[0])
-    applied = compile_sweep.apply(Net(), settings=settings)
-    assert str(applied) == "eager, CUDA graphs: Net captured"
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("plain_loop.py", None),
-        ("gan.py", None),
-        ("trainer.py", "it draws random numbers on the CPU"),  # which multiplies its loss in place
-        ("accelerated.py", None),
-        ("reinforce.py", "more than 4 of its calls wait for their backward pass"),
-        ("seq2seq.py", "it returns an object of class EncoderDecoderCache"),
-        (
-            "recomputed.py",
-            "a trial run of a call raised RuntimeError: When use_reentrant=True, torch.utils.checkpoint is incompatible",
-        ),
-    ],
-)
-def test_a_script_trains_the_same_with_its_modules_captured(
-    script: str, reason: str | None, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(captured, "record_on_gpu", recorder)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    losses = []
-    for settings in ("scope=eager,as_written=on", "scope=eager,cudagraphs=on"):
-        session, error = run(script, settings)
-        assert error is None
-        assert session.trajectory is not None
-        losses.append(session.trajectory.losses)
-    assert losses[0] == losses[1]
-    told = with_uncaptured(session.diagnostics, session.found.targets)
-    assert (recorder.replayed > 10) is (reason is None or script == "reinforce.py")
-    assert bool(told.cudagraph_skips) is (reason is not None)
-    assert all(f"runs eagerly: {reason}" in sentence for sentence in told.cudagraph_skip_reasons)
-
-
-def test_a_model_outside_of_scripts_is_not_captured() -> None:
-    with pytest.raises(SettingsError, match="scope=eager captures CUDA graphs of scripts alone; leave cudagraphs out"):
-        refuse_outside_scripts({"scope": "eager", "cudagraphs": "on"}, is_script=False)
-    refuse_outside_scripts({"scope": "eager", "cudagraphs": "on"}, is_script=True)
 
 
 @on_gpu

@@ -7,6 +7,7 @@ that it was given, and only if a trial run shows that nothing else depends on Py
 whether a module can be captured.
 """
 
+import inspect
 import random
 import weakref
 from collections import deque
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from operator import itemgetter
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch.utils import _pytree as pytree
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
+from compile_sweep.schema.causes.places import is_package
 from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
 from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
 from compile_sweep.script.discover import Target
@@ -195,7 +197,7 @@ class CapturedModule:
         self._parts = list(module.modules())
         self._parameters = list(module.parameters())
         self._known = set(self._parameters)
-        self._watched = [_scalars(part) for part in self._parts]
+        self._watched = _numbers_read_by(self._parts)
         self._uses: list[tuple[tuple[Any, ...], list[int]]] = []
         """Kinds of calls so far, each with how often each of its results got a gradient from the script."""
         self._slots: list[_Slot] = []
@@ -273,7 +275,7 @@ class CapturedModule:
         device = self._parameters[0].device.type
         cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         held = [(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())]
-        return structure, given, cast, held, [read(vars(part)) for part, read in zip(self._parts, self._watched, strict=True)]
+        return structure, given, cast, held, [[place.get(name) for name in names] for place, names in self._watched]
 
     def _capture(
         self, kind: tuple[Any, ...], leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot
@@ -407,10 +409,42 @@ def _unsuitable(leaves: Sequence[Any], verb: str, device: torch.device) -> str:
     return ""
 
 
-def _scalars(part: nn.Module) -> Callable[[dict[str, Any]], Any]:
-    """Returns a function that reads a module's numbers, strings and switches, such as `training` or a temperature."""
-    names = [name for name, value in vars(part).items() if isinstance(value, _CONSTANTS)]
-    return itemgetter(*names)
+def _numbers_read_by(parts: Sequence[nn.Module]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Returns where numbers, strings and switches are that modules may read in a forward, and their names there.
+
+    They are the modules' own attributes, such as `training` or a temperature, those of objects that modules hold, such as a
+    configuration, and what the code of their classes names among the globals of its file.
+    """
+    read: list[tuple[dict[str, Any], str]] = []
+    seen: set[CodeType] = set()
+    for part in parts:
+        read += ((vars(part), name) for name in vars(part))
+        for function in vars(type(part)).values():
+            read += _globals_of(function, seen)
+    held = [place[name] for place, name in read]
+    settings = [
+        one for one in held if hasattr(one, "__dict__") and not callable(one) and not isinstance(one, Tensor | ModuleType)
+    ]
+    read += ((vars(one), name) for one in settings for name in vars(one))
+    places: dict[int, tuple[dict[str, Any], list[str]]] = {}
+    for place, name in read:
+        names = places.setdefault(id(place), (place, []))[1]
+        if isinstance(place[name], _CONSTANTS) and name not in names:
+            names.append(name)
+    return [(place, names) for place, names in places.values() if names]
+
+
+def _globals_of(function: Any, seen: set[CodeType]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the globals that a function names which belongs to no package, and those of functions that it calls."""
+    function = inspect.unwrap(function) if callable(function) else function
+    if not isinstance(function, FunctionType) or function.__code__ in seen or is_package(function.__code__.co_filename):
+        return
+    seen.add(function.__code__)
+    place = function.__globals__
+    for name in function.__code__.co_names:
+        if name in place:
+            yield place, name
+            yield from _globals_of(place[name], seen)
 
 
 class _Object:
