@@ -321,6 +321,18 @@ class Elsewhere(Net):
         return {**found, "logits": found["logits"] + self.weights[0].sum()}
 
 
+class Sparse(Net):
+    """Looks up rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3, sparse=True)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        found = super().forward(x, scale)
+        return {**found, "logits": found["logits"] + self.table((x[:, 0] > 0).long())}
+
+
 class InPlace(Net):
     """Changes its argument."""
 
@@ -338,6 +350,7 @@ class InPlace(Net):
         (Dropout, "it draws random numbers on the CPU"),
         (Wraps, "it returns an object of class Result"),
         (Elsewhere, "it also holds weights outside of its modules"),
+        (Sparse, "it has sparse gradients"),
         (InPlace, "it changes its arguments in place"),
     ],
 )
@@ -350,7 +363,8 @@ def test_what_a_graph_would_leave_out_runs_eagerly(kind: type[Net], reason: str)
         call = CapturedModule(net, net._call_impl, reasons.append, record=Recorder(), new_pool=object) if captures else net
         for seed in range(5):
             call(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)))["logits"].square().mean().backward()
-        states.append([*net.state_dict().values(), *(one.grad for one in net.parameters())])
+        gradients = [one.grad.to_dense() for one in net.parameters() if one.grad is not None]
+        states.append([*net.state_dict().values(), *gradients])
         states[-1] += [getattr(net, "calls", 0), len(getattr(net, "collected", ()))]
     assert reasons == [reason] * 4
     assert all(torch.equal(torch.as_tensor(one), torch.as_tensor(other)) for one, other in zip(*states, strict=True))

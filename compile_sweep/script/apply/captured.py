@@ -11,7 +11,7 @@ import inspect
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.schema.causes.places import is_package
-from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
+from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
@@ -84,7 +84,7 @@ class _Slot:
     pool: Any
     graphs: list[_Graph] = field(default_factory=list)
     gradients: set[int] = field(default_factory=set)
-    """Addresses of the gradients that the graphs compute."""
+    """Addresses of the gradients that the graphs compute; a forward graph may use that memory as well."""
     _latest: weakref.ref[_Waiting] | None = None
 
     @property
@@ -157,20 +157,6 @@ def _accumulates(ctx: Any) -> bool:
         return False
 
 
-def _keep_gradients(parameters: Sequence[nn.Parameter], memory: Set[int]) -> None:
-    """Copies gradients that are in memory which graphs are about to overwrite, as where they accumulate over several calls.
-
-    Args:
-        memory: Addresses of the graphs' gradients: a forward graph may use the memory as well.
-    """
-    held = [(one, one.grad) for one in parameters if one.grad is not None and one.grad.data_ptr() in memory]
-    copies = [torch.empty_like(gradient) for _, gradient in held]
-    if held:
-        torch._foreach_copy_(copies, [gradient for _, gradient in held])
-    for (parameter, _), copied in zip(held, copies, strict=True):
-        parameter.grad = copied
-
-
 class CapturedModule:
     """A module whose calls with gradients are captured at their second time, and replayed from then on.
 
@@ -237,7 +223,7 @@ class CapturedModule:
                 return self._eagerly(self._refused, args, kwargs)
             slot.graphs.append(graph)
             slot.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
-        _keep_gradients(self._parameters, slot.gradients)
+        copy_gradients(one for one in self._parameters if one.grad is not None and one.grad.data_ptr() in slot.gradients)
         waiting = _Waiting(graph.num_backward)
         outputs = iter(_Replay.apply(graph, waiting, *tensors, *graph.parameters))  # type: ignore[no-untyped-call]
         results = [next(outputs) if one is _TENSOR else one for one in graph.constants]
@@ -301,16 +287,14 @@ class CapturedModule:
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
         with self._put_back(device) as changed:
             try:
-                have_gradients, is_elsewhere = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
+                have_gradients, reason = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
                 self._refused = f"a trial run of a call raised {type(error).__name__}: {first}"
                 return None
-            self._refused = changed() or _unsuitable(results, "returns", device)
+            self._refused = changed() or _unsuitable(results, "returns", device) or reason
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
                 self._refused = self._refused or "it moves its weights"
-            if is_elsewhere:
-                self._refused = self._refused or "it also holds weights outside of its modules"
             if before != [one._version for one in inputs]:
                 self._refused = self._refused or "it changes its arguments in place"
             if self._refused:

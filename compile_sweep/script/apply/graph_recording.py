@@ -32,17 +32,20 @@ regard to which tensors.
 
 def forward_and_backward(
     run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
-) -> tuple[list[bool], bool]:
+) -> tuple[list[bool], str]:
     """Runs a call and its backward pass.
 
     Returns:
-        Which results depend on something that is trained; whether any depends on an `unwanted` tensor.
+        Which results depend on something that is trained; why a graph cannot compute the gradients, empty if it can.
     """
     outputs = run()
     used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
     with torch.autocast(wanted[0].device.type, enabled=False):
         found = torch.autograd.grad(used, [*wanted, *unwanted], [torch.zeros_like(one) for one in used], allow_unused=True)
-    return [one.requires_grad for one in outputs], any(one is not None for one in found[len(wanted) :])
+    reason = "it also holds weights outside of its modules" if any(one is not None for one in found[len(wanted) :]) else ""
+    if any(one is not None and one.layout is not torch.strided for one in found):
+        reason = "it has sparse gradients"
+    return [one.requires_grad for one in outputs], reason
 
 
 @cache
