@@ -469,6 +469,10 @@ def standing(done: Iterable[TrialRecord]) -> dict[str, TrialRecord]:
     return found
 
 
+def _standing_rank(record: TrialRecord) -> tuple[bool, bool]:
+    return says_nothing(record.label, record.reason), record.caches is not Caches.COLD
+
+
 def by_size(peaks: Mapping[str, float | None]) -> list[tuple[int, float | None]]:
     """Returns a record's `batch_peak_bytes` as sizes in ascending order, each with its bytes, or None if it did not fit."""
     sizes = {int(size): peak for size, peak in peaks.items() if size.isascii() and size.isdecimal() and len(size) < 19}
@@ -496,10 +500,6 @@ def largest_batch_text(peaks: Mapping[str, float | None], usual: int | None) -> 
 
 def _samples(count: int) -> str:
     return "one sample" if count == 1 else f"{count} samples"
-
-
-def _standing_rank(record: TrialRecord) -> tuple[bool, bool]:
-    return says_nothing(record.label, record.reason), record.caches is not Caches.COLD
 
 
 def _environment_of_all(found: Sequence[TrialRecord], sweep: Mapping[str, Any]) -> str | None:

@@ -397,6 +397,22 @@ def test_weights_that_others_stand_in_for_are_not_replayed() -> None:
     assert recorder.replayed == 2
 
 
+class Frozen(dict[str, int]):
+    """A configuration that refuses changes, as those of diffusers' models do."""
+
+    def clear(self) -> None:
+        raise TypeError("this configuration cannot be changed")
+
+
+def test_a_configuration_that_refuses_changes_is_left_alone() -> None:
+    net, recorder = Net(), Recorder()
+    net.settings = Frozen(layers=2)  # type: ignore[assignment]
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
+    for _ in range(3):
+        call(torch.ones(4, 6))["logits"].sum().backward()
+    assert recorder.replayed == 2
+
+
 SCALE = 1.0
 OPTIONS = SimpleNamespace(shift=0.0)
 

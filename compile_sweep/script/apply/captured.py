@@ -8,7 +8,6 @@ whether a module can be captured.
 """
 
 import inspect
-import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -28,8 +26,10 @@ from torch.utils import _pytree as pytree
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
+from compile_sweep.harness.numerics.python_state import PythonState
+from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.schema.causes.places import is_package
-from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
+from compile_sweep.script.apply.graph_memory import copy_gradients, wrap_call
 from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
@@ -62,7 +62,6 @@ class _Waiting:
 class _Graph:
     """A captured call."""
 
-    kind: tuple[Any, ...]
     inputs: Sequence[Tensor]
     """Memory that the call's tensors are copied to."""
     parameters: Sequence[nn.Parameter]
@@ -82,7 +81,8 @@ class _Slot:
     """Graphs that share memory, of which only one may wait for its backward pass."""
 
     pool: Any
-    graphs: list[_Graph] = field(default_factory=list)
+    graphs: dict[int, _Graph] = field(default_factory=dict)
+    """By the number of the kind of call."""
     gradients: set[int] = field(default_factory=set)
     """Addresses of the gradients that the graphs compute; a forward graph may use that memory as well."""
     _latest: weakref.ref[_Waiting] | None = None
@@ -147,12 +147,15 @@ def _held(gradient: Tensor | None, *, copied: bool) -> Tensor | None:
     return gradient if gradient is None else gradient.clone() if copied else gradient.detach()
 
 
+_WILL_EXECUTE: Callable[[Any], bool] | None = private("torch._C", "_will_engine_execute_node")
+"""Tells in a backward pass whether a node of autograd is executed in it."""
+
+
 def _accumulates(ctx: Any) -> bool:
     """Tells whether gradients become those of the parameters, rather than results of `torch.autograd.grad`, which may be kept."""
-    will_execute = private("torch._C", "_will_engine_execute_node")
-    nodes = [node for node, _ in ctx.next_functions if type(node).__name__ == "AccumulateGrad"]
+    last = next((node for node, _ in reversed(ctx.next_functions) if type(node).__name__ == "AccumulateGrad"), None)
     try:
-        return will_execute is not None and all(map(will_execute, nodes[-1:]))
+        return _WILL_EXECUTE is not None and (last is None or _WILL_EXECUTE(last))
     except RuntimeError:  # what torch says of a parameter whose gradient is taken
         return False
 
@@ -184,8 +187,10 @@ class CapturedModule:
         self._parameters = list(module.parameters())
         self._known = set(self._parameters)
         self._watched = _numbers_read_by(self._parts)
-        self._uses: list[tuple[tuple[Any, ...], list[int]]] = []
-        """Kinds of calls so far, each with how often each of its results got a gradient from the script."""
+        self._kinds: list[tuple[Any, ...]] = []
+        """Kinds of calls so far."""
+        self._uses: list[list[int]] = []
+        """For each kind, how often each result of its first call got a gradient from the script."""
         self._slots: list[_Slot] = []
         self._refused = ""
         self._has_cudnn_dropout = any(isinstance(one, nn.RNNBase) and one.dropout > 0 < one.num_layers - 1 for one in self._parts)
@@ -205,23 +210,25 @@ class CapturedModule:
         if refused:
             return self._eagerly(refused, args, kwargs)
         kind = self._kind(leaves, structure)
-        uses = next((uses for known, uses in self._uses if known == kind), None)
-        if uses is None or not any(uses):
-            return self._first(kind, args, kwargs) if uses is None else self._inner(*args, **kwargs)
+        if kind not in self._kinds:
+            return self._first(kind, args, kwargs)
+        number = self._kinds.index(kind)
+        if not any(self._uses[number]):
+            return self._inner(*args, **kwargs)
         slot = next((one for one in self._slots if one.is_free), None)
         if slot is None:
             if len(self._slots) == MOST_PENDING:
                 return self._eagerly(f"more than {MOST_PENDING} of its calls wait for their backward pass", args, kwargs)
             self._slots.append(slot := _Slot(self._new_pool()))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        graph = next((one for one in slot.graphs if one.kind == kind), None)
+        graph = slot.graphs.get(number)
         if graph is None:
             if len(slot.graphs) == MOST_GRAPHS:
                 return self._eagerly(f"it is called in more than {MOST_GRAPHS} ways, by shapes or values", args, kwargs)
-            graph = self._capture(kind, leaves, structure, uses, slot)
+            graph = self._capture(leaves, structure, self._uses[number], slot)
             if graph is None:
                 return self._eagerly(self._refused, args, kwargs)
-            slot.graphs.append(graph)
+            slot.graphs[number] = graph
             slot.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
         copy_gradients(one for one in self._parameters if one.grad is not None and one.grad.data_ptr() in slot.gradients)
         waiting = _Waiting(graph.num_backward)
@@ -236,15 +243,17 @@ class CapturedModule:
             self._slots.clear()
             self._refused = "it has recurrent layers with dropout, and its calls differ"
             return self._eagerly(self._refused, args, kwargs)
-        if len(self._uses) == MOST_KINDS:
+        if len(self._kinds) == MOST_KINDS:
             return self._eagerly(f"it is called in more than {MOST_KINDS} ways, by shapes or values", args, kwargs)
         before = self._buffers()
         results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
         if moved := [place for place, one in self._buffers().items() if before.get(place) is not one]:
-            self._refused = f"its forward sets {moved[0][1]}, which a CUDA graph would not"
+            part, name = moved[0]
+            self._refused = f"its forward sets {type(part).__name__}.{name}, which a CUDA graph would not"
         places = [place for place, one in enumerate(results) if isinstance(one, Tensor)]
         uses = [0] * len(places)
-        self._uses.append((kind, uses))
+        self._kinds.append(kind)
+        self._uses.append(uses)
         for number, place in enumerate(places):
             if results[place].requires_grad:
                 results[place] = results[place].clone()  # the module itself may use the result, too
@@ -263,9 +272,7 @@ class CapturedModule:
         held = [(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())]
         return structure, given, cast, held, [[place.get(name) for name in names] for place, names in self._watched]
 
-    def _capture(
-        self, kind: tuple[Any, ...], leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot
-    ) -> _Graph | None:
+    def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot) -> _Graph | None:
         """Captures a call; returns None, and notes why, if it cannot be."""
         inputs = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor)]
         parameters = [one for one in self._parameters if one.requires_grad]
@@ -302,7 +309,6 @@ class CapturedModule:
             recording = self._recorded(run, uses, wanted, slot.pool)
         constants = [_TENSOR if isinstance(one, Tensor) else one for one in results]
         return _Graph(
-            kind=kind,
             inputs=inputs,
             parameters=parameters,
             recording=recording,
@@ -332,18 +338,13 @@ class CapturedModule:
     @contextmanager
     def _put_back(self, device: torch.device) -> Iterator[Callable[[], str]]:
         """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
-        before = _state_of(self._parts)
-        attributes = [dict(vars(part)) for part in self._parts]
-        containers = [
-            (one, one.copy()) for held in attributes for one in held.values() if isinstance(one, list | dict | set | deque)
-        ]
-        buffers = list({id(one): one for one in self._tensors()}.values())
-        copies = [one.detach().clone() for one in buffers]
+        before, state, buffers = _state_of(self._parts), PythonState(self._module), self._buffers()
+        copies = [(one, one.detach().clone()) for one in {id(one): one for one in self._tensors()}.values()]
         with random_numbers_put_back(device):  # after the capture, too: cuDNN begins its dropout anew where they were set
-            drawn = _drawn_on_cpu()
+            drawn = _generator_states(_CPU)
 
             def changed() -> str:
-                if drawn != _drawn_on_cpu():
+                if drawn != _generator_states(_CPU):
                     return "it draws random numbers on the CPU"
                 after = _state_of(self._parts)
                 names = {name for (_, name), _ in after.items() ^ before.items()}
@@ -353,24 +354,22 @@ class CapturedModule:
             try:
                 yield changed
             finally:
-                for one, copied in zip(buffers, copies, strict=True):
+                for one, copied in copies:
                     one.data.copy_(copied)  # a backward pass that is yet to come may have kept it
-                for part, held in zip(self._parts, attributes, strict=True):
-                    vars(part).clear()
-                    vars(part).update(held)
-                for container, content in containers:
-                    container.clear()
-                    container.extend(content) if isinstance(container, list | deque) else container.update(content)
+                for (part, name), buffer in buffers.items():
+                    part._buffers[name] = buffer
+                state.put_back()
 
-    def _buffers(self) -> dict[tuple[int, str], Tensor]:
-        held = ((id(part), f"{type(part).__name__}.{name}", one) for part in self._parts for name, one in part._buffers.items())
-        return {(place, name): one for place, name, one in held if one is not None}
+    def _buffers(self) -> dict[tuple[nn.Module, str], Tensor]:
+        return {(part, name): one for part in self._parts for name, one in part._buffers.items() if one is not None}
 
     def _tensors(self) -> Iterator[Tensor]:
         for part in self._parts:
             held = (*part._buffers.values(), *vars(part).values())
             yield from (one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter))
 
+
+_CPU = torch.device("cpu")
 
 _TENSOR = object()
 """Stands for a tensor among a call's results."""
@@ -461,11 +460,6 @@ def _known(value: Any) -> Any:
     return value if isinstance(value, _CONSTANTS) else _Object(value)
 
 
-def _drawn_on_cpu() -> tuple[bytes, bytes, Any, Any]:
-    _, numbers, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), np.asarray(numbers).tobytes(), rest, random.getstate()
-
-
 def _noting(uses: list[int], number: int) -> Callable[[Tensor], None]:
     def noted(_: Tensor) -> None:
         uses[number] += 1
@@ -521,8 +515,6 @@ def capture(targets: Sequence[Target]) -> None:
         raise ScriptError(f"{SETTING} is for one worker; use scope=full,mode=reduce-overhead")
     for target in targets:
         wrap_call(target.module, partial(CapturedModule, target.module, skipped=partial(_count, target)))
-        if target.outlasts:
-            wrap_call(target.module, partial(copied_out, applies=torch.is_grad_enabled))
 
 
 def _count(target: Target, reason: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.discover import Target
 
 Call = Callable[..., Any]
@@ -38,7 +38,7 @@ def before_graphs(
     Args:
         losses: Modules that are compiled, too, and may have state.
     """
-    if settings.scope is Scope.EAGER or not settings.claims_cudagraphs:
+    if not settings.compiles_graphs:
         return
     modules = [*(target.module for target in targets), *frozen]
     gradients = _GradientKeeper([parameter for target in targets for parameter in target.module.parameters()])

@@ -193,6 +193,10 @@ def apply_to_modules(
         _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile)
     elif settings.claims_cudagraphs:
         capture(compilable(targets))
+    if settings.claims_cudagraphs:
+        for target in compilable(targets):
+            if target.outlasts:
+                wrap_call(target.module, partial(copied_out, applies=torch.is_grad_enabled))  # others are copied where made
     if settings.use_cache is False:
         for target in targets:
             wrap_call(target.module, partial(without_cache, target.module, applies=partial(trains, target.module)))
@@ -218,10 +222,6 @@ def _compile_modules(
         if settings.claims_cudagraphs:
             forward = copied_out(forward, applies=lambda: not torch.is_grad_enabled())
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
-    if settings.claims_cudagraphs:
-        for target in targets:
-            if target.outlasts:
-                wrap_call(target.module, partial(copied_out, applies=torch.is_grad_enabled))  # results without are copied above
 
 
 def _copies(module: nn.Module) -> list[nn.Module]:
@@ -447,11 +447,11 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: 
     """
     own = type(optimizer).step
     inner = MethodType(getattr(own, "__wrapped__", own), optimizer)
-    counts = not (is_of_torch(optimizer) or settings.claims_cudagraphs)
+    counts = not (is_of_torch(optimizer) or settings.compiles_graphs)
     arguments = {**compile_arguments(settings, Dynamic.AUTO if counts else Dynamic.STATIC), "fullgraph": False}
     compiled: Call = _compile(inner, **arguments)
-    marks = settings.claims_cudagraphs and ends_step
-    if settings.claims_cudagraphs:
+    marks = settings.compiles_graphs and ends_step
+    if settings.compiles_graphs:
         compiled = graphed_step(optimizer, inner, compiled)
     compiled = with_tensor_rates(optimizer, compiled)
     if marks:
@@ -459,7 +459,7 @@ def _compile_step(optimizer: Optimizer, settings: CompileSettings, *, together: 
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
-        if settings.claims_cudagraphs and not together:
+        if settings.compiles_graphs and not together:
             copy_gradients(parameter for group in self.param_groups for parameter in group["params"])
         returned = compiled(*args, **kwargs)
         if marks:
