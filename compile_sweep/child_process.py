@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -32,6 +33,20 @@ def empty_stdin() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Exempts what the block imports, torch for the first time, from collections, which would scan it again and again."""
+    if not gc.isenabled() or "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def freeze_imports() -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from compile_sweep.child_process import die_with, empty_stdin, only_in_this_process
+from compile_sweep.child_process import die_with, empty_stdin, importing, only_in_this_process
 from compile_sweep.contract.workload_facts import WorkloadFacts, shown_name
 from compile_sweep.contract.workload_names import import_named, named_workloads
 from compile_sweep.schema.choices import Attention
@@ -148,8 +148,9 @@ def answer(question: Mapping[str, Any]) -> Any:
 
 def build(name: str, size: str | None, seed: int, *, has_gpu: bool) -> Workload:
     """Builds the workload, by default in its first size with a GPU and its last without; a WorkloadError says why it cannot."""
-    import_named(name)  # before torch, so that a missing module is refused at once
-    from compile_sweep.contract.base import load_workload
+    with importing():
+        import_named(name)  # before torch, so that a missing module is refused at once
+        from compile_sweep.contract.base import load_workload
 
     found = load_workload(name)
     with explained_failures():

@@ -3,19 +3,23 @@
 Under torchrun: `torchrun --nproc-per-node 2 -m compile_sweep.run --settings X train.py …`.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 
 from compile_sweep import command_line
+from compile_sweep.child_process import importing
 from compile_sweep.command_line import USAGE_ERROR, UsageError
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.main_module import run_as_main
-from compile_sweep.script.spawn import SpawnInPlace
-from compile_sweep.script.winner import Applier
+
+if TYPE_CHECKING:
+    from compile_sweep.script.winner import Applier
 
 PROG = "python -m compile_sweep.run"
 
@@ -40,6 +44,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
         own, script_arguments = _split(words)
         options = command_line.parse(Options, prog, own)
         job = ScriptJob.of(options.script, script_arguments, option=None)
+        with importing():
+            from compile_sweep.script.winner import Applier  # loads torch, which a mistake in the words need not wait for
         prepared.append((job, Applier(options.settings), options.script))
         return 0
 
@@ -48,6 +54,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     ((job, applier, shown_as),) = prepared
     if (size := applier.settings.batch_size) is not None:
         print(f"the setting was measured with batch_size={size}, which is yours to pass to the script", file=sys.stderr)
+    from compile_sweep.script.spawn import SpawnInPlace
+
     del sys.path[0]  # the folder of `-m` or of the installed command, which the script's own replaces
     with applier.own_compile.answered(plainly=not applier.settings.as_written), SpawnInPlace(_start_all).applied():
         applier.begin()

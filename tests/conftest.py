@@ -10,6 +10,8 @@ import os
 import shutil
 import sys
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +208,38 @@ def chromium() -> str:
     return _chromium() or pytest.fail("a test that uses a browser lacks the marker browser")
 
 
+_BROWSER = ExitStack()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Any:
+    """A browser, the same one for all tests in a row that are marked `browser`: starting it takes 3 s of CPU time."""
+    return _started(chromium)
+
+
+@cache
+def _started(chromium: str) -> Any:
+    from report_browser import FLAGS, PATIENCE_MS, sync_api  # not always installed
+
+    playwright = _BROWSER.enter_context(sync_api.sync_playwright())
+    running = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE_MS)
+    _BROWSER.callback(_started.cache_clear)
+    _BROWSER.callback(running.close)
+    return running
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures, which may close pages
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Closes the browser before a file's tests that have no use for it, which could not use asyncio beside it."""
+    if nextitem is None or not (nextitem.get_closest_marker("browser") or nextitem.path == item.path):
+        _BROWSER.close()
+
+
+def pytest_sessionfinish() -> None:
+    """Closes the browser if pytest stops at a failure."""
+    _BROWSER.close()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
     """Assigns whole files to processes, and all tests of a group to one process, with `--dist loadgroup`.
@@ -248,7 +282,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests marked `ray` start processes that wait for each other, and keep one core busy rather than all. They form one group: one
     process runs them one after the other, next to the others' tests. Several Ray sessions at once would compete for cores and
-    memory.
+    memory. Tests marked `browser` form another, and share one.
 
     Deselects what `--alone` excludes. Skips tests marked `gpu` without a CUDA device, `browser` without a Chromium, and `nightly`
     unless they are requested.
@@ -256,8 +290,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(map(item.get_closest_marker, COUNT_AS_ALONE)):
             item.add_marker("alone")
-        if item.get_closest_marker("ray") and config.getoption("loadgroup", default=False):
-            _put_into(item, "ray")
+        for group in filter(item.get_closest_marker, ("ray", "browser")):
+            if config.getoption("loadgroup", default=False):
+                _put_into(item, group)
     _choose(config, items)
     items.sort(key=_place)
     for marker, is_there, reason in (
@@ -283,13 +318,13 @@ def _put_into(item: pytest.Item, group: str) -> None:
 
 
 def _place(item: pytest.Item) -> int:
-    """Returns a test's place in the order: Ray's, mypy and whole sweeps first, then the ones that compile, then slow ones."""
+    """Returns a test's place in the order: Ray's, mypy and whole sweeps, then browsers and compilers, then slow ones."""
     if item.get_closest_marker("ray") or item.path.name == "test_types.py" or "sweeps" in item.path.parts:
         return 0
     compiles = {"harness", "contract", "workloads", "scripts", "chaos", "test_examples.py"}.intersection(item.path.parts)
-    if compiles:
+    if compiles or item.get_closest_marker("browser"):
         return 1
-    return 2 if item.get_closest_marker("slow") or item.get_closest_marker("browser") else 3
+    return 2 if item.get_closest_marker("slow") else 3
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:

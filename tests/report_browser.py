@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -25,28 +28,49 @@ _TRIALS_DRAWN = """() => [...document.querySelectorAll("#chart .scatterlayer .tr
     .reduce((sum, trace) => sum + trace.querySelectorAll(".point").length, 0)"""
 
 
-class Visit:
-    """An open report, and the errors in it."""
+_LEFT: WeakKeyDictionary[sync_api.Browser, list[sync_api.Page]] = WeakKeyDictionary()
+"""Pages that visits have left, as new: a page whose process exists opens a report in a third of the CPU time."""
 
-    def __init__(self, browser: sync_api.Browser, report: Path, *, width: int = 1280, dark: bool = False) -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", offline=True
-        )
-        self.context.set_default_timeout(PATIENCE_MS)
-        self.page = self.context.new_page()
+
+class Visit:
+    """An open report, and the errors in it.
+
+    Args:
+        anew: Opens it as a browser does that has no other page: with nothing kept, in a process of its own.
+    """
+
+    def __init__(
+        self, browser: sync_api.Browser, report: Path, *, width: int = 1280, dark: bool = False, anew: bool = False
+    ) -> None:
+        self._anew, self._left = anew, _LEFT.setdefault(browser, [])
+        self.page = self._left.pop() if self._left and not anew else browser.new_context(offline=True).new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(media="screen", color_scheme="dark" if dark else "light")
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
+        self._listeners: dict[str, Callable[[Any], None]] = {
+            "console": lambda message: self.errors.append(message.text) if message.type == "error" else None,
+            "pageerror": lambda error: self.errors.append(str(error)),
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, listener in self._listeners.items():
+            self.page.on(event, listener)
         self.page.goto(report.as_uri())
         self.page.wait_for_selector("html[data-drawn=all]", state="attached")
 
     def __enter__(self) -> Visit:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._anew or error is not None:
+            self.page.context.close()
+            return
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.page.mouse.move(0, 0)
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        self._left.append(self.page)
 
     def trials_drawn(self) -> int:
         """Returns the number of trials with a marker on the front's chart; ends of lines between tied trials do not count."""

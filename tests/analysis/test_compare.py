@@ -438,17 +438,13 @@ def test_the_page_says_it_all_and_escapes_what_records_say(two: MakeTwo) -> None
 
 
 @pytest.mark.browser
-def test_the_page_fits_and_has_no_errors(two: MakeTwo, chromium: str) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_the_page_fits_and_has_no_errors(two: MakeTwo, browser: Any) -> None:
     records = [trial(EAGER, 500, 0.5), trial(FULL, 800, 60), trial(REGIONAL, 700, 20)]
     broken = trial(REGIONAL, status=Status.FAILED, label="worker-died", reason="/a/very/long/path" * 12)
     folders = two(records, [trial(EAGER, 510, 0.4), trial(FULL, 650, 90), broken])
     main(list(map(str, folders)))
     complaints: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
+    with browser.new_page() as page:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("request", lambda request: None if request.url.startswith("file:") else complaints.append(request.url))
         for width, theme, expected in ((390, "light", "rgb(31, 35, 40)"), (1280, "dark", "rgb(230, 233, 237)")):
@@ -459,5 +455,4 @@ def test_the_page_fits_and_has_no_errors(two: MakeTwo, chromium: str) -> None:
             heights = page.evaluate("[...document.querySelectorAll('thead th')].map(cell => cell.offsetHeight)")
             assert max(heights) < 80, "no heading is squeezed into a column of letters"
             assert page.evaluate("getComputedStyle(document.body).color") == expected
-        browser.close()
     assert complaints == []

@@ -237,7 +237,7 @@ def test_the_theme_is_the_systems_until_it_is_chosen_but_paper_is_white_and_hold
     background = "getComputedStyle(document.body).backgroundColor"
     chart = "document.querySelector('#chart .main-svg').style.background"
     white = "rgb(255, 255, 255)"
-    with Visit(browser, report_on(), dark=True) as visit:
+    with Visit(browser, report_on(), dark=True, anew=True) as visit:
         assert white != visit.page.evaluate(background) == visit.page.evaluate(chart)
         visit.page.set_viewport_size({"width": 703, "height": 1000})
         visit.page.emulate_media(media="print")
@@ -270,7 +270,7 @@ def test_a_report_on_500_trials_opens_in_two_seconds(browser: sync_api.Browser, 
     report = analysis.write_report(make_sweep(many(500)))
     took = []
     for _ in range(4):  # the minimum of several: other tests may use the processor
-        with Visit(browser, report) as visit:
+        with Visit(browser, report, anew=True) as visit:
             took.append(int(visit.page.evaluate("document.documentElement.dataset.ready")) / 1e3)
             assert visit.trials_drawn() == 500
             assert visit.errors == []
@@ -293,7 +293,7 @@ def test_of_many_rows_a_page_is_shown_and_more_when_asked(browser: sync_api.Brow
 def test_a_report_on_10000_trials_stays_small(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     report: Path = analysis.write_report(make_sweep(many(10_000)))
     assert report.stat().st_size <= MOST_BYTES
-    with Visit(browser, report) as visit:
+    with Visit(browser, report, anew=True) as visit:
         assert visit.trials_drawn() == 1000
         sync_api.expect(visit.page.locator("#row-count")).to_contain_text("8001 settings")
         assert visit.errors == []

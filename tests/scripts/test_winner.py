@@ -99,11 +99,20 @@ def test_settings_behind_the_script_are_not_its_own(folder: Path, capsys: pytest
     assert "--settings is missing" in capsys.readouterr().err
 
 
+def test_a_mistake_in_the_words_is_told_before_torch_is_loaded(folder: Path) -> None:
+    code = "import sys; from compile_sweep.run import main; main(['train.py']); print('torch' in sys.modules)"
+    run = trained(folder, "-c", code)
+    assert "--settings is missing" in run.stderr
+    assert run.stdout.split() == ["False"]
+
+
 @pytest.mark.slow
 def test_a_script_that_spawns_its_ranks_is_started_once_for_each(folder: Path) -> None:
-    (folder / "spawns.py").write_text("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
+    frozen = "import gc\nprint(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+    (folder / "spawns.py").write_text(f"{frozen}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n")
     run = trained(folder, "-m", "compile_sweep.run", "--settings", AS_WRITTEN, "spawns.py")
     assert run.returncode == 2
+    assert run.stdout.split() == ["True", "True"], "collections do not scan torch"
     assert "start this command once for each: torchrun --nproc-per-node 2 -m compile_sweep.run" in run.stderr
 
 

@@ -344,7 +344,7 @@ class _Follower:
 
         timings = original(cache, choices, op, inputs, benchmark and benchmarked, hint_override)
         inputs = inputs if hint_override is None else f"{inputs}_{hint_override}"
-        key_of_precision = private("torch._inductor.codecache", "fp32_matmul_precision_key")  # torch 2.14 on
+        key_of_precision = private("torch._inductor.codecache", "fp32_matmul_precision_key")  # torch 2.15 on
         path = (op, inputs, (key_of_precision or matmul_precision)())
         name = (str(ArtifactKind.CHOICES), choice_key(cache.system["hash"], path))
         if is_timed:

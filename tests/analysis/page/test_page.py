@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from report_browser import FLAGS, Visit
+from report_browser import Visit
 from sweep_folders import MakeSweep, trial
 from test_server import get, serving
 
@@ -105,36 +105,30 @@ def test_the_server_gives_what_the_page_links_as_it_is_and_lets_nothing_in_it_ru
 
 
 @pytest.mark.browser
-def test_a_comparison_that_somebody_else_wrote_runs_nothing(chromium: str, make_sweep: MakeSweep) -> None:
+def test_a_comparison_that_somebody_else_wrote_runs_nothing(browser: sync_api.Browser, make_sweep: MakeSweep) -> None:
     folder = make_sweep(SMALL)
     (folder / "compare.html").write_text("<script>document.title = 'hacked'</script><p>changed</p>")
-    with serving(folder) as server, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page()
+    with serving(folder) as server, browser.new_page() as page:
         page.goto(server.url + "compare.html")
         sync_api.expect(page.locator("p")).to_have_text("changed")
         assert page.title() != "hacked"
-        browser.close()
 
 
 @pytest.mark.browser
 def test_commands_name_the_folder_as_one_word_of_a_shell_and_follow_the_job(
-    chromium: str, make_sweep: MakeSweep, tmp_path: Path
+    browser: sync_api.Browser, make_sweep: MakeSweep, tmp_path: Path
 ) -> None:
     folder = make_sweep(SMALL).rename(tmp_path / "it's here")
     quoted = f"'{tmp_path}/it'\\''s here'"
     report = analysis.write_report(folder)
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        with Visit(browser, report) as visit:
-            code = visit.page.locator("#command-job")
-            sync_api.expect(code).to_have_text(f"compile-sweep export {quoted} --steps 100000")
-            sync_api.expect(visit.page.locator("#command-compare")).to_have_text(f"compile-sweep compare BEFORE {quoted}")
-            visit.page.get_by_label("Restarts").fill("7")
-            visit.page.get_by_label("Price of a GPU-hour").fill("2.5")
-            asked = f"compile-sweep recommend {quoted} --steps 100000 --restarts 7 --price-per-gpu-hour 2.5"
-            sync_api.expect(visit.page.locator("#command-recommend")).to_have_text(asked)
-            visit.page.locator("#command-recommend + button").click()
-            sync_api.expect(visit.page.locator("#copied")).to_have_text(f"Copied {asked}")
-            assert visit.errors == []
-        browser.close()
+    with Visit(browser, report) as visit:
+        code = visit.page.locator("#command-job")
+        sync_api.expect(code).to_have_text(f"compile-sweep export {quoted} --steps 100000")
+        sync_api.expect(visit.page.locator("#command-compare")).to_have_text(f"compile-sweep compare BEFORE {quoted}")
+        visit.page.get_by_label("Restarts").fill("7")
+        visit.page.get_by_label("Price of a GPU-hour").fill("2.5")
+        asked = f"compile-sweep recommend {quoted} --steps 100000 --restarts 7 --price-per-gpu-hour 2.5"
+        sync_api.expect(visit.page.locator("#command-recommend")).to_have_text(asked)
+        visit.page.locator("#command-recommend + button").click()
+        sync_api.expect(visit.page.locator("#copied")).to_have_text(f"Copied {asked}")
+        assert visit.errors == []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from report_browser import FLAGS, PATIENCE_MS
+from report_browser import PATIENCE_MS
 from sweep_folders import MakeSweep, trial
 
 from analysis import load, report
@@ -242,12 +242,10 @@ def test_a_port_without_watching_is_refused(make_sweep: MakeSweep, capsys: pytes
 
 @pytest.mark.browser
 def test_an_open_page_says_what_cannot_be_read_and_shows_a_new_trial_with_what_was_chosen(
-    chromium: str, make_sweep: MakeSweep
+    browser: sync_api.Browser, make_sweep: MakeSweep
 ) -> None:
     folder = make_sweep()
-    with serving(folder) as server, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE_MS)
-        page = browser.new_page()
+    with serving(folder) as server, browser.new_page() as page:
         page.set_default_timeout(PATIENCE_MS)
         loads: list[str] = []
         errors: list[str] = []
@@ -279,4 +277,3 @@ def test_an_open_page_says_what_cannot_be_read_and_shows_a_new_trial_with_what_w
         page.wait_for_load_state()
         assert len(loads) == 3
         assert errors == []
-        browser.close()

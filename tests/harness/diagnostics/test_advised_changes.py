@@ -445,7 +445,7 @@ def test_scipy_that_fails_only_in_compiled_code_is_mended_by_constants_made_befo
     torch.testing.assert_close(torch.compile(lambda x: basis(x, numbers), backend="eager", fullgraph=True)(x), expected)
 
 
-@pytest.mark.slow
+@before(2, 14)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 def test_a_forward_mode_derivative_that_fails_in_inductor_is_mended_by_going_backwards() -> None:
     torch.manual_seed(0)

@@ -276,7 +276,7 @@ def test_inputs_that_transformers_makes_require_gradients_are_told_and_adapters_
     def found() -> list[str]:
         torch._dynamo.reset()
         with capture_diagnostics() as seen:
-            torch.compile(net, backend="aot_eager")(input_ids=ids, labels=ids).loss.backward()
+            torch.compile(net, backend="eager")(input_ids=ids, labels=ids).loss.backward()
         assert net.lm_head.weight.grad is not None
         return seen.graph_break_reasons
 
