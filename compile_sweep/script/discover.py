@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,6 +80,8 @@ class Target:
     """Whether what it returned before a backward pass is read after it, as by a discriminator that trains after its generator."""
     uncaptured: dict[str, int] = field(default_factory=dict)
     """Number of its calls that were to be captured as CUDA graphs and were not, by the reason."""
+    captured: set[str] = field(default_factory=set)
+    """Names of its parts that were captured; that of the whole is empty."""
 
     @property
     def stays_eager(self) -> bool:
@@ -142,6 +145,8 @@ class Discovery:
     """Number of gradients taken by torch.func."""
     num_recomputed: int = 0
     """Number of calls whose activations are recomputed in the backward pass."""
+    num_attended: int = 0
+    """Number of calls of `scaled_dot_product_attention`."""
     makes_cache: bool = False
     """Whether a model returns a cache of keys and values in training, as those of transformers do unless told not to."""
     num_taken: int = 0
@@ -505,26 +510,22 @@ class Watch:
         for name in LOSS_FUNCTIONS:
             self._undo.enter_context(replaced(nn.functional, name, noting(name)))
 
-        def counting(counter: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-            def wrapped(gradients: Callable[..., Any]) -> Callable[..., Any]:
-                def counted(*args: Any, **kwargs: Any) -> Any:
-                    setattr(found, counter, getattr(found, counter) + 1)
-                    self._on_functional()
-                    return gradients(*args, **kwargs)
+        def counted(counter: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            setattr(found, counter, getattr(found, counter) + 1)
+            self._on_functional()
+            return function(*args, **kwargs)
 
-                return counted
-
-            return wrapped
-
-        self._undo.enter_context(replaced(torch.autograd, "grad", counting("num_taken")))
-        checkpoint = torch.utils.checkpoint
-        for owner, name in ((checkpoint, WITHOUT_REENTRANT), (checkpoint.CheckpointFunction, "apply")):
+        checkpoint, transforms = torch.utils.checkpoint, private("torch._functorch", "eager_transforms")
+        for owner, name, counter in (
+            (torch.autograd, "grad", "num_taken"),
+            (nn.functional, "scaled_dot_product_attention", "num_attended"),
+            (checkpoint, WITHOUT_REENTRANT, "num_recomputed"),
+            (checkpoint.CheckpointFunction, "apply", "num_recomputed"),
+            (transforms, "grad_and_value_impl", "num_functional"),
+            (transforms, "_vjp_with_argnums", "num_functional"),
+        ):
             if hasattr(owner, name):
-                self._undo.enter_context(replaced(owner, name, counting("num_recomputed")))
-        transforms = private("torch._functorch", "eager_transforms")
-        for name in ("grad_and_value_impl", "_vjp_with_argnums"):
-            if hasattr(transforms, name):
-                self._undo.enter_context(replaced(transforms, name, counting("num_functional")))
+                self._undo.enter_context(replaced(owner, name, partial(partial, counted, counter)))
         self._undo.enter_context(replaced(Optimizer, "__init__", constructed_by))
         self._undo.callback(register_optimizer_step_post_hook(stepped).remove)
         self._undo.callback(torch.compiler.set_stance, "default")

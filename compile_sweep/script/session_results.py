@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compile_sweep.contract.inspect_model import facts_of_blocks, has_attention, preferred_memory_format
+from compile_sweep.contract.inspect_model import calls_attention, facts_of_blocks, preferred_memory_format
 from compile_sweep.harness import memory, steady
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.choices import SdpaKernel
@@ -20,7 +20,7 @@ from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.visible_text import spoken_number
-from compile_sweep.script.apply.captured import with_uncaptured
+from compile_sweep.script.apply.captured import captured_in_parts, with_uncaptured
 from compile_sweep.script.apply.huggingface import float32_experts
 from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
@@ -127,6 +127,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
         **facts_of_blocks(blocks),
+        "has_attention": _attends(session),
     }
 
 
@@ -149,7 +150,12 @@ PLANNED_ATTENTION = (
 )
 
 
-def plans_attention(settings: CompileSettings, device: torch.device, stream: Stream, attends: Iterable[bool]) -> bool:
+def _attends(session: Session) -> bool:
+    """Tells whether torch chooses a kernel of attention: not where a module computes attention by products and a softmax."""
+    return session.found.num_attended > 0 or any(calls_attention(target.module) for target in session.found.targets)
+
+
+def plans_attention(settings: CompileSettings, device: torch.device, stream: Stream, *, attends: bool) -> bool:
     """Tells whether the attention kernels of a script's steps may have to be planned in each of many steps, on the CPU.
 
     A public report has 0.44 s for the forward pass and 0.55 s for the backward pass on a B200 with torch 2.11, in one step in
@@ -159,10 +165,10 @@ def plans_attention(settings: CompileSettings, device: torch.device, stream: Str
         settings: What the script was measured with.
         device: Where the script trains.
         stream: Its timed steps.
-        attends: Whether each of its modules computes attention.
+        attends: Whether torch chooses a kernel of attention in them.
     """
     is_planned = device.type == "cuda" and settings.sdpa_kernel in (None, SdpaKernel.CUDNN)
-    return is_planned and (not stream.shapes_recur or stream.extra_ms > 0) and any(attends)
+    return is_planned and (not stream.shapes_recur or stream.extra_ms > 0) and attends
 
 
 TWICE = "always run eagerly, because the script differentiates its gradients again (create_graph=True)"
@@ -245,9 +251,7 @@ def _findings(session: Session) -> Iterator[str]:
     if stream is not None and stream.keeps_new and (slow := len(stream.prepared)):
         steps = "1 timed step with a new shape" if slow == 1 else f"{slow} timed steps with new shapes"
         yield f"{steps} took more than {FAR_SLOWER:g} times as long as a typical one, which counts as warm-up"
-    if stream is not None and plans_attention(
-        session.settings, session.device, stream, (has_attention(target.module) for target in found.targets)
-    ):
+    if stream is not None and plans_attention(session.settings, session.device, stream, attends=_attends(session)):
         yield PLANNED_ATTENTION
     if stream is not None and stream.keeps_interrupted:
         yield "most steps also call the model without gradients, which counts as part of the step"
@@ -259,6 +263,7 @@ def _findings(session: Session) -> Iterator[str]:
     if session.restarts:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
+    yield from captured_in_parts(found.targets)
     yield from session.missed
     yield from leaving_out(found.all_compiled, session.diagnostics.fallbacks)
 

@@ -34,7 +34,7 @@ from orchestrator.plan.estimates import (
 )
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import WHERE_OPTIMIZER_LOOPS, WHERE_PADDED, WHERE_SHAPES_CHANGE, Expectation, Prior
-from orchestrator.search.levers import CAPTURED, LENGTHS, Lever, changed, fails_alike, kind_of, levers_of
+from orchestrator.search.levers import CAPTURED, LENGTHS, Lever, changed, fails_alike, fails_in_graphs, kind_of, levers_of
 from orchestrator.search.remedies import Remedies
 
 Floats = npt.NDArray[np.float64]
@@ -280,8 +280,8 @@ class LeverSearch:
         setting = self._candidates.settings[place]
         is_amended = key != setting.key
         self._untried.strike(setting.key)
-        if not is_amended:
-            self._strike_alike(setting, record)
+        if not is_amended or fails_in_graphs(record.get("label"), record.get("reason") or ""):
+            self._strike_alike(CompileSettings.parse(key), record)
         told = {**record, **(record.get("bounds") or {})}  # bounds are figures of an attempt that was stopped after it was timed
         loss = self._aims.objectives[0].loss(told)
         is_usable = self._aims.is_usable(record)

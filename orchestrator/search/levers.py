@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, GRAPHS_POOL
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, flatten, format_value
@@ -117,6 +117,11 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tupl
         return traced
     if label == Label.DIVERGES and failed.backend == "aot_eager":  # wrong before Inductor sees the graphs
         return tuple(name for name in traced if name != "backend")
-    if label == Label.CUDAGRAPHS_SKIPPED or (label == Label.COMPILE_ERROR and GRAPHS_MEMORY in reason):
-        return (*traced, "claims_cudagraphs")
+    if label == Label.CUDAGRAPHS_SKIPPED or fails_in_graphs(label, reason):
+        return (*(_TRACED if GRAPHS_POOL in reason else traced), "claims_cudagraphs")  # a loss replaces no weights
     return None
+
+
+def fails_in_graphs(label: str | None, reason: str) -> bool:
+    """Tells whether a setting failed because of what its CUDA graphs have in memory."""
+    return label == Label.COMPILE_ERROR and (GRAPHS_MEMORY in reason or GRAPHS_POOL in reason)

@@ -5,6 +5,7 @@ A graph's memory is imitated on the CPU by a function whose backward returns the
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.harness.source_runtime import graphed_step
-from compile_sweep.schema.causes.errors import advice_on_error
+from compile_sweep.schema.causes.errors import GRAPHS_POOL, advice_on_error
 from compile_sweep.schema.outcome import Status, judge_measurement
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import in_place
@@ -260,3 +261,46 @@ def test_momentum_is_right_under_cuda_graphs_with_a_compiled_optimizer() -> None
         weights[spelled] = [parameter.detach() for parameter in model.parameters()]
     for one, other in zip(*weights.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+class Follower(nn.Module):
+    """Moves a copy of its weights after them, in place or not."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.net, self.copy, self.in_place = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for weight, copy in zip(self.net.parameters(), self.copy.parameters(), strict=True):
+                if self.in_place:
+                    copy.mul_(0.9).add_(weight, alpha=1 - 0.9)
+                else:
+                    copy.data = 0.9 * copy.data + 0.1 * weight.data
+            wanted = self.copy(x)
+        return (self.net(x) - wanted).square().mean()
+
+
+@pytest.mark.gpu
+def test_weights_that_a_forward_replaces_fail_in_cuda_graphs_and_in_place_they_do_not() -> None:
+    def train(net: Follower, call: Any) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for seed in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)).cuda()
+            call(x).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    nets = []
+    for stays in (False, True):
+        torch.manual_seed(0)
+        nets.append(Follower(in_place=stays).cuda())
+    expected, net = copy.deepcopy(nets[1]), nets[1]
+    train(expected, expected)
+    with pytest.raises(RuntimeError, match=GRAPHS_POOL) as raised:
+        train(nets[0], torch.compile(nets[0], mode="reduce-overhead"))
+    assert "change them in place" in (advice_on_error(str(raised.value)) or "")
+    torch._dynamo.reset()
+    train(net, torch.compile(net, mode="reduce-overhead"))
+    assert all(torch.allclose(one, other) for one, other in zip(net.parameters(), expected.parameters(), strict=True))

@@ -52,7 +52,7 @@ class Recorder:
             for gradient in gradients:
                 assert gradient is not None
                 gradient.fill_(torch.nan)  # a forward graph may use this memory
-            with torch.enable_grad():
+            with torch.enable_grad(), captured._belonging_to_this_call():
                 live[:] = run()
             for place, one in zip(outputs, live, strict=True):
                 place.copy_(one.detach())
@@ -548,11 +548,13 @@ def test_gradients_of_two_parameters_share_no_memory() -> None:
 
 
 @on_gpu
-def test_an_lstm_is_captured_on_a_gpu() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_an_lstm_is_captured_on_a_gpu(dropout: float) -> None:
+    """Its own dropout cannot be put back to where it was: cuDNN draws on, so the masks differ from those of eager training."""
     states = []
     for captures in (False, True):
         torch.manual_seed(0)
-        net, reasons = nn.LSTM(64, 64, 3, dropout=0.2).cuda(), list[str]()
+        net, reasons = nn.LSTM(64, 64, 3, dropout=dropout).cuda(), list[str]()
         call = CapturedModule(net, net._call_impl, reasons.append, record=record_on_gpu) if captures else net
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         hidden = (torch.zeros(3, 5, 64, device="cuda"), torch.zeros(3, 5, 64, device="cuda"))
@@ -567,7 +569,10 @@ def test_an_lstm_is_captured_on_a_gpu() -> None:
             losses.append(float(loss.detach()))
         states.append(losses)
         assert not reasons
-    assert states[1] == pytest.approx(states[0], rel=1e-4)
+        fixed = tuple(one.detach().clone() for one in hidden)
+        found, again = (call(x, fixed)[0].detach().clone() for _ in range(2))
+        assert torch.equal(found, again) == (dropout == 0)
+    assert states[1] == pytest.approx(states[0], rel=0.05 if dropout else 1e-4)
 
 
 @on_gpu

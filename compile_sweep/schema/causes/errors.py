@@ -5,6 +5,8 @@ import re
 from compile_sweep.schema.causes.breaks import FAKE, NUMBER_OF_NUMPY, NUMPY, TRUE_OR_FALSE, Cause, cause_of_break, with_operator
 
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
+
+GRAPHS_POOL = "in the cudagraph pool not tracked as outputs"
 """In the error of a tensor in memory that a CUDA graph has used again."""
 
 WRONG_FAKE = "incorrect fake (aka meta) kernel"
@@ -78,6 +80,13 @@ ERRORS = (
         "losses.append(loss.detach().clone()), or leave CUDA graphs off; compiled blocks that run again in the backward "
         "pass, as with checkpointing, need scope=full, no CUDA graphs or, in a script, activation_checkpointing=off",
         error=GRAPHS_MEMORY,
+    ),
+    Cause(
+        "weights replaced under CUDA graphs",  # https://github.com/pytorch/pytorch/issues/183313
+        "a CUDA graph cannot hold weights that the forward replaces, as by copy.data = copy.data * m + weight.data * (1 - m): "
+        "change them in place, copy.mul_(m).add_(weight, alpha=1 - m) under torch.no_grad(), or after the optimizer's step, or "
+        "leave CUDA graphs off",
+        error=GRAPHS_POOL,
     ),
     Cause(
         "inference mode in a forward that trains",

@@ -4,18 +4,15 @@ Background: a CUDA graph launches all kernels of a call at once, so a step no lo
 It repeats what was captured: the same kernels on the same memory, and no Python. So a call is captured for the shapes and values
 that it was given, and only if a trial run shows that nothing else depends on Python. The method is that of
 `torch.cuda.make_graphed_callables` (https://docs.pytorch.org/docs/stable/notes/cuda.html), which leaves it to the user to know
-whether a module can be captured.
+whether a module can be captured. Where one cannot be captured as a whole, its parts are, each by itself.
 """
 
-import inspect
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -28,9 +25,9 @@ from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.trajectory import _generator_states
-from compile_sweep.schema.causes.places import is_package
-from compile_sweep.script.apply.graph_memory import copy_gradients, wrap_call
+from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
+from compile_sweep.script.apply.module_state import CONSTANTS, numbers_read_by, state_of
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
 
@@ -45,10 +42,10 @@ MOST_KINDS = 64
 MOST_PENDING = 4
 """Calls of one module that may wait for their backward pass at the same time, each in memory of its own."""
 
-SETTING = "scope=eager,cudagraphs=on"
+MOST_CHANGES = 4
+"""Calls in a row that differ in numbers that the module reads, or in where its weights are in memory, but not in arguments."""
 
-_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
-"""Kinds of arguments and results, other than tensors, that a graph can hold as they are."""
+SETTING = "scope=eager,cudagraphs=on"
 
 
 class _Waiting:
@@ -160,13 +157,21 @@ def _accumulates(ctx: Any) -> bool:
         return False
 
 
+_capturing = False
+"""Whether a call is being captured, of which the calls of parts, which other modules may share, belong to it."""
+
+
 class CapturedModule:
     """A module whose calls with gradients are captured at their second time, and replayed from then on.
+
+    Once a call cannot be captured and none was before, the module runs eagerly, and its parts are captured instead.
 
     Args:
         module: The module.
         inner: Its call.
         skipped: Called with the reason of each call that runs eagerly because it cannot be captured.
+        captured: Called with the name of each part that is captured in place of the module.
+        name: Name of the module, if it is such a part.
         record: Captures a call.
         new_pool: Returns a pool of memory for graphs.
     """
@@ -177,42 +182,47 @@ class CapturedModule:
         inner: Call,
         skipped: Callable[[str], None],
         *,
+        captured: Callable[[str], None] = lambda name: None,
+        name: str = "",
         record: Record | None = None,
         new_pool: Callable[[], Any] | None = None,
     ) -> None:
-        self._module, self._inner, self._skipped = module, inner, skipped
+        self._module, self._inner, self._skipped, self._captured, self._name = module, inner, skipped, captured, name
         self._record = record or record_on_gpu
         self._new_pool = new_pool or torch.cuda.graph_pool_handle
         self._parts = list(module.modules())
         self._parameters = list(module.parameters())
         self._known = set(self._parameters)
-        self._watched = _numbers_read_by(self._parts)
+        self._watched = numbers_read_by(self._parts)
         self._kinds: list[tuple[Any, ...]] = []
         """Kinds of calls so far."""
         self._uses: list[list[int]] = []
         """For each kind, how often each result of its first call got a gradient from the script."""
+        self._num_changed = 0
         self._slots: list[_Slot] = []
         self._refused = ""
         self._has_cudnn_dropout = any(isinstance(one, nn.RNNBase) and one.dropout > 0 < one.num_layers - 1 for one in self._parts)
         if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in self._parts):
-            self._refused = "it has hooks, which a CUDA graph would not call"
+            self._refuse("it has hooks, which a CUDA graph would not call")
         elif any(type(one) is not nn.Parameter for one in self._parameters):
-            self._refused = "its weights are not plain parameters"
+            self._refuse("its weights are not plain parameters")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or _capturing:
             return self._inner(*args, **kwargs)
+        if refused := self._refused or (RECOMPUTED if _is_recomputed() else ""):
+            return self._eagerly(refused, args, kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        refused = self._refused or _unsuitable(leaves, "is called with", self._parameters[0].device)
+        refused = _unsuitable(leaves, "is called with", self._parameters[0].device)
         held = [one for part in self._parts for one in part._parameters.values() if one is not None]
         if not refused and not self._known.issuperset(held):
             refused = "other tensors stand in for its weights, as in torch.func.functional_call"
         if refused:
-            return self._eagerly(refused, args, kwargs)
+            return self._eagerly(self._refuse(refused), args, kwargs)
         kind = self._kind(leaves, structure)
         if kind not in self._kinds:
             return self._first(kind, args, kwargs)
-        number = self._kinds.index(kind)
+        number, self._num_changed = self._kinds.index(kind), 0
         if not any(self._uses[number]):
             return self._inner(*args, **kwargs)
         slot = next((one for one in self._slots if one.is_free), None)
@@ -225,14 +235,15 @@ class CapturedModule:
         if graph is None:
             if len(slot.graphs) == MOST_GRAPHS:
                 return self._eagerly(f"it is called in more than {MOST_GRAPHS} ways, by shapes or values", args, kwargs)
-            graph = self._capture(leaves, structure, self._uses[number], slot)
-            if graph is None:
-                return self._eagerly(self._refused, args, kwargs)
-            slot.graphs[number] = graph
+            made = self._capture(leaves, structure, self._uses[number], slot)
+            if isinstance(made, str):
+                return self._eagerly(self._refuse(made), args, kwargs)
+            graph = slot.graphs[number] = made
+            self._captured(self._name)
             slot.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
         copy_gradients(one for one in self._parameters if one.grad is not None and one.grad.data_ptr() in slot.gradients)
         waiting = _Waiting(graph.num_backward)
-        outputs = iter(_Replay.apply(graph, waiting, *tensors, *graph.parameters))  # type: ignore[no-untyped-call]
+        outputs = iter(_Replay.apply(graph, waiting, *tensors, *graph.parameters))  # type: ignore[no-untyped-call, unused-ignore]
         results = [next(outputs) if one is _TENSOR else one for one in graph.constants]
         return pytree.tree_unflatten(results, graph.structure)
 
@@ -241,15 +252,19 @@ class CapturedModule:
         if self._has_cudnn_dropout and any(slot.graphs for slot in self._slots):
             # An eager call may begin cuDNN's dropout anew, in other memory than the graphs use.
             self._slots.clear()
-            self._refused = "it has recurrent layers with dropout, and its calls differ"
-            return self._eagerly(self._refused, args, kwargs)
+            return self._eagerly(self._refuse("it has recurrent layers with dropout, and its calls differ"), args, kwargs)
         if len(self._kinds) == MOST_KINDS:
-            return self._eagerly(f"it is called in more than {MOST_KINDS} ways, by shapes or values", args, kwargs)
+            return self._eagerly(self._refuse(f"it is called in more than {MOST_KINDS} ways, by shapes or values"), args, kwargs)
+        latest = self._kinds[-1] if self._kinds else ()
+        self._num_changed = self._num_changed + 1 if latest[:3] == kind[:3] else 0
+        if self._num_changed == MOST_CHANGES:
+            which = "its weights are in other memory" if latest[3] == kind[3] else "numbers that its forward reads change"
+            return self._eagerly(self._refuse(f"{which} from call to call"), args, kwargs)
         before = self._buffers()
         results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
         if moved := [place for place, one in self._buffers().items() if before.get(place) is not one]:
             part, name = moved[0]
-            self._refused = f"its forward sets {type(part).__name__}.{name}, which a CUDA graph would not"
+            self._refuse(f"its forward sets {type(part).__name__}.{name}, which a CUDA graph would not")
         places = [place for place, one in enumerate(results) if isinstance(one, Tensor)]
         uses = [0] * len(places)
         self._kinds.append(kind)
@@ -259,6 +274,20 @@ class CapturedModule:
                 results[place] = results[place].clone()  # the module itself may use the result, too
                 results[place].register_hook(_noting(uses, number))
         return pytree.tree_unflatten(results, structure)
+
+    def _refuse(self, reason: str) -> str:
+        """Captures the module's parts from now on, unless calls of the whole were captured before; returns the reason."""
+        if not self._refused and not any(slot.graphs for slot in self._slots):
+            self._refused = reason
+            for name, part in _parts_of_several_layers(self._module, self._name):
+                wrap_call(part, partial(self._as_part, part, name))
+        return reason
+
+    def _as_part(self, part: nn.Module, name: str, inner: Call) -> Call:
+        call = CapturedModule(
+            part, inner, lambda reason: None, captured=self._captured, name=name, record=self._record, new_pool=self._new_pool
+        )
+        return copied_out(call, applies=torch.is_grad_enabled)  # the module may keep what a part returns
 
     def _eagerly(self, reason: str, args: Any, kwargs: Any) -> Any:
         self._skipped(reason)
@@ -270,10 +299,10 @@ class CapturedModule:
         device = self._parameters[0].device.type
         cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         held = [(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())]
-        return structure, given, cast, held, [[place.get(name) for name in names] for place, names in self._watched]
+        return structure, given, cast, [[place.get(name) for name in names] for place, names in self._watched], held
 
-    def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot) -> _Graph | None:
-        """Captures a call; returns None, and notes why, if it cannot be."""
+    def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot) -> _Graph | str:
+        """Captures a call; returns why if it cannot be."""
         inputs = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor)]
         parameters = [one for one in self._parameters if one.requires_grad]
         stand_ins = {one: _stand_in(one) for one in self._parameters}
@@ -292,20 +321,19 @@ class CapturedModule:
         device = self._parameters[0].device
         before = [one._version for one in inputs]
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
-        with self._put_back(device) as changed:
+        with self._put_back(device) as changed, _belonging_to_this_call():
             try:
                 have_gradients, reason = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
-                self._refused = f"a trial run of a call raised {type(error).__name__}: {first}"
-                return None
-            self._refused = changed() or _unsuitable(results, "returns", device) or reason
+                return WAITS if _WAITED in first else f"a trial run of a call raised {type(error).__name__}: {first}"
+            reason = changed() or _unsuitable(results, "returns", device) or reason
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
-                self._refused = self._refused or "it moves its weights"
+                reason = reason or "it moves its weights"
             if before != [one._version for one in inputs]:
-                self._refused = self._refused or "it changes its arguments in place"
-            if self._refused:
-                return None
+                reason = reason or "it changes its arguments in place"
+            if reason:
+                return reason
             recording = self._recorded(run, uses, wanted, slot.pool)
         constants = [_TENSOR if isinstance(one, Tensor) else one for one in results]
         return _Graph(
@@ -338,7 +366,7 @@ class CapturedModule:
     @contextmanager
     def _put_back(self, device: torch.device) -> Iterator[Callable[[], str]]:
         """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
-        before, state, buffers = _state_of(self._parts), PythonState(self._module), self._buffers()
+        before, state, buffers = state_of(self._parts), PythonState(self._module), self._buffers()
         copies = [(one, one.detach().clone()) for one in {id(one): one for one in self._tensors()}.values()]
         with random_numbers_put_back(device):  # after the capture, too: cuDNN begins its dropout anew where they were set
             drawn = _generator_states(_CPU)
@@ -346,7 +374,7 @@ class CapturedModule:
             def changed() -> str:
                 if drawn != _generator_states(_CPU):
                     return "it draws random numbers on the CPU"
-                after = _state_of(self._parts)
+                after = state_of(self._parts)
                 names = {name for (_, name), _ in after.items() ^ before.items()}
                 first = min(names, key=lambda name: ("._" in name, name), default="")
                 return f"its forward sets {first}, which a CUDA graph would not" if first else ""
@@ -375,6 +403,44 @@ _TENSOR = object()
 """Stands for a tensor among a call's results."""
 
 
+WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
+
+RECOMPUTED = "its activations are recomputed in the backward pass, or kept elsewhere until then"
+
+_SAVED_HOOKS: Callable[[bool], Any] | None = private("torch._C._autograd", "_top_saved_tensors_default_hooks")
+_TASK: Callable[[], int] | None = private("torch._C", "_current_graph_task_id")
+
+
+def _is_recomputed() -> bool:
+    """Tells whether something else keeps what a call saves for its backward pass, or this is a backward pass."""
+    return bool(_SAVED_HOOKS and _SAVED_HOOKS(True)) or bool(_TASK and _TASK() != -1)
+
+
+_WAITED = "called a synchronizing CUDA operation"
+"""What torch says in a trial run where a call waits for the GPU."""
+
+
+@contextmanager
+def _belonging_to_this_call() -> Iterator[None]:
+    """Has no part's call captured by itself in the block."""
+    global _capturing
+    _capturing = True
+    try:
+        yield
+    finally:
+        _capturing = False
+
+
+def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the outermost modules inside that train and are worth a CUDA graph, with their names."""
+    for inner, part in module.named_children():
+        path = f"{name}.{inner}".lstrip(".")
+        if type(part).forward is nn.Module.forward:  # a list of modules
+            yield from _parts_of_several_layers(part, path)
+        elif any(one.requires_grad for one in part.parameters()) and (any(part.children()) or isinstance(part, nn.RNNBase)):
+            yield path, part
+
+
 def _described(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
@@ -387,77 +453,9 @@ def _unsuitable(leaves: Sequence[Any], verb: str, device: torch.device) -> str:
         if isinstance(leaf, Tensor):
             if leaf.device != device or leaf.layout is not torch.strided or type(leaf) not in (Tensor, nn.Parameter):
                 return f"it {verb} a tensor that is not a plain one on the GPU of its weights"
-        elif not isinstance(leaf, _CONSTANTS):
+        elif not isinstance(leaf, CONSTANTS):
             return f"it {verb} an object of class {type(leaf).__name__}"
     return ""
-
-
-def _numbers_read_by(parts: Sequence[nn.Module]) -> list[tuple[dict[str, Any], list[str]]]:
-    """Returns where numbers, strings and switches are that modules may read in a forward, and their names there.
-
-    They are the modules' own attributes, such as `training` or a temperature, those of objects that modules hold, such as a
-    configuration, and what the code of their classes names among the globals of its file.
-    """
-    read: list[tuple[dict[str, Any], str]] = []
-    seen: set[CodeType] = set()
-    for part in parts:
-        read += ((vars(part), name) for name in vars(part))
-        for function in vars(type(part)).values():
-            read += _globals_of(function, seen)
-    held = [place[name] for place, name in read]
-    settings = [
-        one for one in held if hasattr(one, "__dict__") and not callable(one) and not isinstance(one, Tensor | ModuleType)
-    ]
-    read += ((vars(one), name) for one in settings for name in vars(one))
-    places: dict[int, tuple[dict[str, Any], list[str]]] = {}
-    for place, name in read:
-        names = places.setdefault(id(place), (place, []))[1]
-        if isinstance(place[name], _CONSTANTS) and name not in names:
-            names.append(name)
-    return [(place, names) for place, names in places.values() if names]
-
-
-def _globals_of(function: Any, seen: set[CodeType]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the globals that a function names which belongs to no package, and those of functions that it calls."""
-    function = inspect.unwrap(function) if callable(function) else function
-    if not isinstance(function, FunctionType) or function.__code__ in seen or is_package(function.__code__.co_filename):
-        return
-    seen.add(function.__code__)
-    place = function.__globals__
-    for name in function.__code__.co_names:
-        if name in place:
-            yield place, name
-            yield from _globals_of(place[name], seen)
-
-
-class _Object:
-    """An object that equals only itself; it lives on, because another one might be made in its memory."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Object) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
-def _state_of(parts: Sequence[nn.Module]) -> dict[tuple[int, str], Any]:
-    """Returns what modules hold: numbers by their value, containers by what is in them, all else by which object it is."""
-    found: dict[tuple[int, str], Any] = {}
-    for part in parts:
-        for name, value in (*vars(part).items(), *part._buffers.items()):
-            content = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-            is_container = isinstance(content, list | tuple | set | deque)
-            found[id(part), f"{type(part).__name__}.{name}"] = tuple(map(_known, content)) if is_container else _known(value)
-    return found
-
-
-def _known(value: Any) -> Any:
-    if isinstance(value, weakref.ref):  # an LSTM remembers which weights it has, and notices others in their place
-        return weakref.ref
-    return value if isinstance(value, _CONSTANTS) else _Object(value)
 
 
 def _noting(uses: list[int], number: int) -> Callable[[Tensor], None]:
@@ -514,7 +512,8 @@ def capture(targets: Sequence[Target]) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise ScriptError(f"{SETTING} is for one worker; use scope=full,mode=reduce-overhead")
     for target in targets:
-        wrap_call(target.module, partial(CapturedModule, target.module, skipped=partial(_count, target)))
+        noted = partial(CapturedModule, target.module, skipped=partial(_count, target), captured=target.captured.add)
+        wrap_call(target.module, noted)
 
 
 def _count(target: Target, reason: str) -> None:
@@ -523,10 +522,19 @@ def _count(target: Target, reason: str) -> None:
 
 
 def with_uncaptured(found: Diagnostics, targets: Iterable[Target]) -> Diagnostics:
-    """Returns diagnostics with the calls of a script's modules that were to be captured and were not."""
-    counts = [target.uncaptured for target in targets]
+    """Returns diagnostics with the calls of a script's modules that were to be captured and were not, not even in parts."""
+    counts = [target.uncaptured for target in targets if not target.captured or "" in target.captured]
     return replace(
         found,
         cudagraph_skips=found.cudagraph_skips + sum(sum(one.values()) for one in counts),
         cudagraph_skip_reasons=[*found.cudagraph_skip_reasons, *chain.from_iterable(counts)],
     )
+
+
+def captured_in_parts(targets: Iterable[Target]) -> Iterator[str]:
+    """Says which modules run as CUDA graphs of their parts, and why."""
+    for target in targets:
+        if target.captured and "" not in target.captured and target.uncaptured:
+            parts = sorted(target.captured, key=lambda name: (name.count("."), name))  # large ones first
+            others = f" and {len(parts) - 1} other{'s' * (len(parts) > 2)}" if len(parts) > 1 else ""
+            yield f"{next(iter(target.uncaptured))}; captured as CUDA graphs of its own: {parts[0]}{others}"

@@ -1,6 +1,8 @@
 """Records what a call computes, and its gradients, as two CUDA graphs."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -55,16 +57,37 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def on_side_stream(device: torch.device, function: Callable[[], Any]) -> Any:
-    """Runs a function on the stream on which calls are captured; the current stream waits for it."""
+    """Runs a function twice on the stream on which calls are captured; the current stream waits for it.
+
+    The first run may wait for the GPU, as cuDNN does where its dropout begins; a capture follows the second.
+
+    Raises:
+        RuntimeError: The second run waits for the GPU, too, which a capture does not allow.
+    """
     if device.type != "cuda":
         return function()
     torch.cuda.empty_cache()  # memory that is kept for one stream is of no use to another
     stream, current = _side_stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
-        found = function()
+        function()
+        with _waiting_is_an_error():
+            found = function()
     current.wait_stream(stream)
     return found
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Has torch raise an error in the block where something waits for the GPU."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that it does not see all that waits
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:

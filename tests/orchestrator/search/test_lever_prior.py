@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.levers.lever_prior import gains_in, prior_text
+from compile_sweep.schema.causes.errors import GRAPHS_POOL
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.record import TrialRecord
@@ -86,6 +87,7 @@ def test_what_failed_with_a_compiled_loss_says_nothing_of_settings_without_it(lo
     shared = fails_alike(failed, "silent-fallback", "forward runs eagerly") or ()
     assert "optimizer" not in shared
     assert ("scope" in shared, "compile_loss" in shared) == (True, bool(loss))
+    assert "compile_loss" not in (fails_alike(failed, "compile-error", GRAPHS_POOL) or ("compile_loss",))  # no loss has weights
 
 
 def test_to_compile_is_one_change_whatever_it_calls_the_lengths() -> None:

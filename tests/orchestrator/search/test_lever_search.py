@@ -12,7 +12,7 @@ import pytest
 from samples import REPOSITORY
 
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
-from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, GRAPHS_POOL
 from compile_sweep.schema.choices import OptimizerKind
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings, Scope
@@ -185,6 +185,7 @@ def test_a_lever_that_does_not_work_is_left_alone_after_it_failed() -> None:
             "regional graphs",
             "full graphs",
         ),
+        ("scope=full,mode=reduce-overhead", "compile-error", f"RuntimeError: 2 tensors {GRAPHS_POOL}", "full graphs", "full"),
         ("scope=full,mode=reduce-overhead", "cudagraphs-skipped", "mutated inputs", "full graphs", "full"),
         ("scope=full,mode=reduce-overhead", "silent-fallback", "wrapper runs eagerly", "full", "regional"),
         ("scope=full,dynamic=mark", "silent-fallback", "wrapper runs eagerly", "full", "regional"),

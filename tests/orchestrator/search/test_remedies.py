@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
+from compile_sweep.schema.causes.errors import GRAPHS_POOL
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.objectives import Aims
 from compile_sweep.schema.settings import CompileSettings
@@ -101,6 +102,24 @@ def test_what_only_tells_where_the_fault_is_does_not_count_as_the_setting() -> N
 def test_a_remedy_that_does_not_help_is_tried_once() -> None:
     steps = steps_of(new_search(), DIVERGES, mends=False)
     assert sum("pattern_matcher" in step.setting.key for step in steps) == 1
+
+
+def test_what_fails_in_its_cuda_graphs_with_a_remedy_is_not_tried_with_other_levers() -> None:
+    graphs = [
+        CompileSettings.parse(one.key.replace("cudagraphs=off", "cudagraphs=on")) for one in SETTINGS if one.scope != "eager"
+    ]
+    aims, keys = Aims.parse(["samples_per_s:max"]), []
+    search = LeverSearch(Candidates([*SETTINGS, *graphs]), aims, WorkloadFacts(max_length=1), prior=Prior())
+    while (step := search.next_step()) is not None:
+        keys.append(step.setting.key)
+        has_graphs = step.setting.scope == "full" and step.setting.claims_cudagraphs
+        pool = has_graphs and "pattern_matcher" in step.setting.key
+        reason = f"RuntimeError: 163 tensors {GRAPHS_POOL}" if pool else PERMUTATION
+        failure = {"label": "compile-error", "reason": reason}
+        search.tell(row(step.setting, failure, mends=not has_graphs))
+    of_full = [key for key in keys if "scope=full" in key]
+    assert sum("reduce-overhead" in key for key in of_full) == 2
+    assert sum("reduce-overhead" not in key for key in of_full) >= 2
 
 
 def test_the_next_remedy_is_tried_with_the_first_if_that_does_not_help() -> None:
