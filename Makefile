@@ -89,19 +89,19 @@ ifneq ($(TORCH),)
 	@{ sed -E '/^(torch|triton|setuptools|(nvidia|cuda)-[a-z0-9-]+)==/d' constraints.txt; echo "torch==$(TORCH)"; } >$(CONSTRAINTS)
 endif
 	@echo "Installing torch into $(VENV), which takes a minute or more; details in $(LOG)."
-	@$(call run_pip,--upgrade pip) || true  # that of Python 3.11 resolves three times as slowly, but would do
+	@$(call run_pip,--upgrade pip uv) || true  # without them it takes a minute longer
 	@$(call pip_install,torch)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep and what it needs; details in $(LOG)."
-	@$(compile_packages) & $(call pip_install,-e ".[run]"); wait
+	@$(compile_packages) & $(call install_packages,-e ".[run]"); wait
 	@$(compile_packages)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep, what it needs, and what the tests need; details in $(LOG)."
-	@$(compile_packages) & $(call pip_install,-e ".[dev]"); wait
+	@$(compile_packages) & $(call install_packages,-e ".[dev]"); wait
 	@$(compile_packages)
 	@touch $(VENV)/.installed
 	@echo "Compiling the tests, which each of their processes would do otherwise."
@@ -109,6 +109,15 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch | check
 	@touch $@
 
 run_pip = $(IN_VENV) -m pip install -q --disable-pip-version-check --no-compile -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1
+
+# uv takes 6 s where pip takes 30. It is given the indexes that pip is configured with; where it fails, pip installs.
+install_packages = { eval "$$($(IN_VENV) -m pip config list | sed -nE $(as_variables_of_uv))" \
+	&& UV_INDEX_STRATEGY=unsafe-best-match $(IN_VENV) -m uv pip install -q -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1; } \
+	|| $(call pip_install,$(1))
+
+as_variables_of_uv = -e 's/\\n/ /g' -e 's/^[a-z:]+\.index-url=/export UV_DEFAULT_INDEX=/p' \
+	-e 's/^[a-z:]+\.extra-index-url=/export UV_INDEX=/p' -e 's/^[a-z:]+\.find-links=/export UV_FIND_LINKS=/p' \
+	-e 's/^[a-z:]+\.cert=/export SSL_CERT_FILE=/p'
 
 pip_install = $(run_pip) \
 	|| { tail -n 20 $(LOG) >&2; echo "The installation failed; the whole of it is in $(LOG)." >&2; exit 2; }

@@ -1,6 +1,7 @@
 """Parts of modules that are captured where the whole cannot be; on a CPU, with the stand-in of `test_captured.py`."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.script.apply import captured
 from compile_sweep.script.apply.captured import CapturedModule, capture, captured_in_parts, with_uncaptured
+from compile_sweep.script.apply.graph_recording import _waiting_is_an_error
 from compile_sweep.script.discover import Target
 from tests.scripts.test_captured import Recorder, on_gpu
 
@@ -20,7 +22,8 @@ WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
 
 
 def encoder() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(inplace=True), nn.Linear(5, 4))
+    layers = [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(6, 4))
 
 
 class Contrast(nn.Module):
@@ -95,8 +98,8 @@ class Halves(nn.Module):
 
     def __init__(self, shared: nn.Module | None = None) -> None:
         super().__init__()
-        self.parts = nn.ModuleList([shared or encoder(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))])
-        self.last = nn.Linear(4, 4)
+        self.parts = nn.ModuleList([shared or encoder(), nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))])
+        self.last = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         self.calls, self.kept = 0, list[Tensor]()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,6 +180,23 @@ def test_a_module_without_parts_worth_a_graph_counts_as_skipped(monkeypatch: pyt
     trained(net, net)
     assert with_uncaptured(Diagnostics(), [target]).cudagraph_skips == 4
     assert list(captured_in_parts([target])) == []
+
+
+def test_waiting_for_the_gpu_is_an_error_in_a_trial_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a script makes warnings errors: torch warns of the mode after it was set."""
+    modes: list[int | str] = [0]
+
+    def set_mode(mode: int | str) -> None:
+        modes.append(mode)
+        warnings.warn("a prototype", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with _waiting_is_an_error():
+            assert modes[-1] == "error"
+    assert modes == [0, "error", 0]
 
 
 @on_gpu

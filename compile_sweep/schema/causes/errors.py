@@ -204,8 +204,11 @@ MEMORY_ADVICE = (
     "use a smaller batch, scope=regional or mode=default, or turn off CUDA graphs, which keep a memory pool of their own"
 )
 
+CACHE = re.compile(r"an object of class \w*Cache")
+"""What a call cannot be captured for if its model makes a cache of keys and values."""
+
 _SKIPS = (
-    (r"an object of class \w*Cache", "add use_cache=off, or leave cudagraphs out"),
+    (CACHE, "add use_cache=off, or leave cudagraphs out"),
     (r"runs eagerly: ", "leave cudagraphs out, or compile it: scope=full,mode=reduce-overhead"),
     (
         r"mutated inputs|input mutation",

@@ -25,6 +25,7 @@ from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.trajectory import _generator_states
+from compile_sweep.schema.causes.errors import CACHE
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
 from compile_sweep.script.apply.module_state import CONSTANTS, numbers_read_by, state_of
@@ -44,6 +45,9 @@ MOST_PENDING = 4
 
 MOST_CHANGES = 4
 """Calls in a row that differ in numbers that the module reads, or in where its weights are in memory, but not in arguments."""
+
+LEAST_LAYERS = 8
+"""Layers of a part that is captured by itself: a replay takes about as long as launching the kernels of a few layers does."""
 
 SETTING = "scope=eager,cudagraphs=on"
 
@@ -437,8 +441,10 @@ def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str
         path = f"{name}.{inner}".lstrip(".")
         if type(part).forward is nn.Module.forward:  # a list of modules
             yield from _parts_of_several_layers(part, path)
-        elif any(one.requires_grad for one in part.parameters()) and (any(part.children()) or isinstance(part, nn.RNNBase)):
-            yield path, part
+        elif any(one.requires_grad for one in part.parameters()):
+            layers = sum(not any(one.children()) for one in part.modules())
+            if layers >= LEAST_LAYERS or isinstance(part, nn.RNNBase):
+                yield path, part
 
 
 def _described(leaf: Any) -> Any:
@@ -535,6 +541,8 @@ def captured_in_parts(targets: Iterable[Target]) -> Iterator[str]:
     """Says which modules run as CUDA graphs of their parts, and why."""
     for target in targets:
         if target.captured and "" not in target.captured and target.uncaptured:
+            reason = next(iter(target.uncaptured))
             parts = sorted(target.captured, key=lambda name: (name.count("."), name))  # large ones first
             others = f" and {len(parts) - 1} other{'s' * (len(parts) > 2)}" if len(parts) > 1 else ""
-            yield f"{next(iter(target.uncaptured))}; captured as CUDA graphs of its own: {parts[0]}{others}"
+            advice = "; with use_cache=off the whole may be" if CACHE.search(reason) else ""
+            yield f"{reason}; captured as CUDA graphs of its own: {parts[0]}{others}{advice}"

@@ -80,14 +80,18 @@ def on_side_stream(device: torch.device, function: Callable[[], Any]) -> Any:
 @contextmanager
 def _waiting_is_an_error() -> Iterator[None]:
     """Has torch raise an error in the block where something waits for the GPU."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that it does not see all that waits
-        torch.cuda.set_sync_debug_mode("error")
+
+    def set_mode(mode: int | str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it does not see all that waits
+            torch.cuda.set_sync_debug_mode(mode)
+
+    before = torch.cuda.get_sync_debug_mode()
+    set_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        set_mode(before)
 
 
 def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
