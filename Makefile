@@ -24,8 +24,8 @@ EXTRAS ?=
 IN_VENV := $(VENV)/bin/python
 PYTEST := $(IN_VENV) -X faulthandler -m pytest
 LOG := $(VENV)/install.log
-# Two workers more than cores, because tests also wait for processes, servers and browsers; at most 8, for memory.
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 6 ? n + 2 : 8 )))
+# One worker more than cores, because tests also wait for processes, servers and browsers; at most 8, for memory.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n < 7 ? n + 1 : 8 )))
 
 .PHONY: help sweep quick test nightly test-all chaos lint style docs install clean check
 .DEFAULT_GOAL := help
@@ -102,10 +102,9 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.torch | check
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch | check
 	@echo "Installing compile-sweep, what it needs, and what the tests need; details in $(LOG)."
 	@$(compile_packages) & $(call install_packages,-e ".[dev]"); wait
-	@$(compile_packages)
 	@touch $(VENV)/.installed
-	@echo "Compiling the tests, which each of their processes would do otherwise."
-	@$(PYTEST) --collect-only -q >>$(LOG) 2>&1 || true  # a test that cannot be imported is for the test run to report
+	@echo "Compiling what was installed, and the tests, which each of their processes would do otherwise."
+	@$(compile_packages) & $(PYTEST) --collect-only -q >>$(LOG) 2>&1; wait  # it is for the test run to say what cannot be imported
 	@touch $@
 
 run_pip = $(IN_VENV) -m pip install -q --disable-pip-version-check --no-compile -c $(CONSTRAINTS) $(1) >$(LOG) 2>&1
@@ -127,7 +126,8 @@ pip_install = $(run_pip) \
 compile_packages = $(IN_VENV) -m compileall -q -j 0 -x 'site-packages/(.+/)?(tests|$(hardly_imported))/' \
 	"$$($(IN_VENV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>$(LOG) 2>&1 || true
 
-hardly_imported = databricks|moto|mypyc?|plotly/graph_objs|ray/(llm|rllib|serve)|sqlalchemy|torch/testing|transformers/models
+hardly_imported = $(never_imported)|databricks|moto|mypyc?|plotly/graph_objs|sqlalchemy|transformers/models
+never_imported = cfnlint|graphql|mlflow|pymdownx|ray/(llm|rllib|serve)|sympy/physics|torch/testing
 
 # Before anything is made: one sentence on what is missing. It goes through $(error) because a failed recipe would add a line.
 check:

@@ -416,13 +416,21 @@ class LeverSearch:
         return np.array([place for place in self._untried.indices() if self._fits(settings[place])], dtype=np.intp)
 
     def _near_best(self, fitting: Indices) -> Indices:
-        """Returns the candidates within one lever of the best settings so far; empty while the best is not compiled."""
+        """Returns the candidates within one lever of the best settings so far, or captured instead; empty unless they compile."""
         best = self.best()
         if best is None or not self._is_compiled(best):
             return fitting[:0]
         bases = self._bases(best)
-        near = [place for place in fitting if min(self._distance(base, place) for base in bases) <= 1]
+        near = [
+            place
+            for place in fitting
+            if min(self._distance(base, place) for base in bases) <= 1 or self._is_captured_like(place, best)
+        ]
         return np.array(near, dtype=np.intp)
+
+    def _is_captured_like(self, place: int, best: int) -> bool:
+        levers = self.model.levers[place]
+        return CAPTURED in levers and (levers.items() - {(CAPTURED, levers[CAPTURED])}) <= self.model.levers[best].items()
 
     def _won_elsewhere(self, fitting: Indices) -> Indices:
         """While the best is eager, returns the candidates whose levers should all gain: one unknown could fail them all."""
