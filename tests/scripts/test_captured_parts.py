@@ -125,6 +125,26 @@ def test_what_a_part_returned_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(torch.equal(one, other) for one, other in zip(net.kept, plain.kept, strict=True))
 
 
+@pytest.mark.parametrize("shapes_change", [False, True])
+def test_parts_of_a_module_that_is_called_in_many_ways_are_captured_unless_shapes_differ(shapes_change: bool) -> None:
+    class Scheduled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.last = encoder(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, weight: float) -> Tensor:
+            return self.last(self.encoder(x)) * weight
+
+    net, parts, reasons = Scheduled(), list[str](), list[str]()
+    call = CapturedModule(net, net._call_impl, reasons.append, captured=parts.append, record=Recorder(), new_pool=object)
+    for number in range(captured.MOST_KINDS + 3):
+        call(torch.ones(2 + number * shapes_change, 6), 1.0 + number).sum().backward()
+    if shapes_change:
+        assert (parts, set(reasons)) == ([], {f"it is called in more than {captured.MOST_KINDS} ways, by shapes or values"})
+    else:
+        assert (parts, set(reasons)) == (["encoder"], {"numbers that it is called with change from call to call"})
+
+
 def test_a_part_that_a_captured_module_calls_too_belongs_to_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     with_stand_in(monkeypatch)
 

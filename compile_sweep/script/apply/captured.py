@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ MOST_PENDING = 4
 """Calls of one module that may wait for their backward pass at the same time, each in memory of its own."""
 
 MOST_CHANGES = 4
-"""Calls in a row that differ in numbers that the module reads, or in where its weights are in memory, but not in arguments."""
+"""Calls in a row that differ in numbers, or in where weights are in memory, but not in the shapes of their arguments."""
 
 LEAST_LAYERS = 8
 """Layers of a part that is captured by itself: a replay takes about as long as launching the kernels of a few layers does."""
@@ -57,6 +57,18 @@ class _Waiting:
 
     def __init__(self, num_backward: int) -> None:
         self.num_left = num_backward
+
+
+class _Kind(NamedTuple):
+    """What a captured call depends on: all but the values of the tensors that it is given and of what the module holds."""
+
+    structure: pytree.TreeSpec
+    arguments: list[tuple[Any, ...]]
+    autocast: tuple[bool, torch.dtype]
+    numbers: list[list[Any]]
+    """Those that the forward may read."""
+    memory: list[tuple[int, bool]]
+    """Where weights and buffers are, and which are trained."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,7 +210,7 @@ class CapturedModule:
         self._parameters = list(module.parameters())
         self._known = set(self._parameters)
         self._watched = numbers_read_by(self._parts)
-        self._kinds: list[tuple[Any, ...]] = []
+        self._kinds: list[_Kind] = []
         """Kinds of calls so far."""
         self._uses: list[list[int]] = []
         """For each kind, how often each result of its first call got a gradient from the script."""
@@ -251,19 +263,19 @@ class CapturedModule:
         results = [next(outputs) if one is _TENSOR else one for one in graph.constants]
         return pytree.tree_unflatten(results, graph.structure)
 
-    def _first(self, kind: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+    def _first(self, kind: _Kind, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and notes which of its results get a gradient: a model's logits need none beside its loss."""
         if self._has_cudnn_dropout and any(slot.graphs for slot in self._slots):
             # An eager call may begin cuDNN's dropout anew, in other memory than the graphs use.
             self._slots.clear()
             return self._eagerly(self._refuse("it has recurrent layers with dropout, and its calls differ"), args, kwargs)
-        if len(self._kinds) == MOST_KINDS:
-            return self._eagerly(self._refuse(f"it is called in more than {MOST_KINDS} ways, by shapes or values"), args, kwargs)
-        latest = self._kinds[-1] if self._kinds else ()
-        self._num_changed = self._num_changed + 1 if latest[:3] == kind[:3] else 0
+        if len(self._kinds) == MOST_KINDS:  # its parts are called in as many
+            self._refused = f"it is called in more than {MOST_KINDS} ways, by shapes or values"
+            return self._eagerly(self._refused, args, kwargs)
+        what = _changed(self._kinds[-1], kind) if self._kinds else ""
+        self._num_changed = self._num_changed + 1 if what else 0
         if self._num_changed == MOST_CHANGES:
-            which = "its weights are in other memory" if latest[3] == kind[3] else "numbers that its forward reads change"
-            return self._eagerly(self._refuse(f"{which} from call to call"), args, kwargs)
+            return self._eagerly(self._refuse(f"{what} from call to call"), args, kwargs)
         before = self._buffers()
         results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
         if moved := [place for place, one in self._buffers().items() if before.get(place) is not one]:
@@ -297,13 +309,15 @@ class CapturedModule:
         self._skipped(reason)
         return self._inner(*args, **kwargs)
 
-    def _kind(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> tuple[Any, ...]:
-        """Returns what a graph depends on: the arguments but for the tensors' values, autocast, and what the module holds."""
-        given = [_described(leaf) for leaf in leaves]
+    def _kind(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> _Kind:
         device = self._parameters[0].device.type
-        cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        held = [(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())]
-        return structure, given, cast, [[place.get(name) for name in names] for place, names in self._watched], held
+        return _Kind(
+            structure=structure,
+            arguments=[_described(leaf) for leaf in leaves],
+            autocast=(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+            numbers=[[place.get(name) for name in names] for place, names in self._watched],
+            memory=[(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())],
+        )
 
     def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot) -> _Graph | str:
         """Captures a call; returns why if it cannot be."""
@@ -447,10 +461,20 @@ def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str
                 yield path, part
 
 
-def _described(leaf: Any) -> Any:
+def _described(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
     return type(leaf), leaf
+
+
+def _changed(kind: _Kind, other: _Kind) -> str:
+    """Says what differs in two kinds of calls besides tensors among the arguments; empty if those differ."""
+    tensors, others = ([one for one in each.arguments if len(one) > 2] for each in (kind, other))  # as `_described`
+    if (kind.structure, tensors, kind.autocast) != (other.structure, others, other.autocast):
+        return ""
+    if kind.arguments != other.arguments:
+        return "numbers that it is called with change"
+    return "numbers that its forward reads change" if kind.numbers != other.numbers else "its weights are in other memory"
 
 
 def _unsuitable(leaves: Sequence[Any], verb: str, device: torch.device) -> str:
