@@ -297,8 +297,8 @@ class TrialRecord(AttemptRecord):
         missing="nothing was found",
     )
     model_facts: dict[str, Any] = figure(
-        "object: what a script's modules are, by fields of `WorkloadFacts`; the searcher `levers` no longer proposes what they "
-        "have no use for",
+        "object: what a script's modules are, by fields of `WorkloadFacts`, and `classes`, their names; the searcher `levers` no "
+        "longer proposes what they have no use for",
         default=dict,
         missing="of a workload, whose plan knows them; only the unchanged script's trial has them",
     )

@@ -128,7 +128,14 @@ def model_facts(session: Session) -> dict[str, Any]:
         "autocasts": all(target.autocast is not None for target in session.found.targets),
         **facts_of_blocks(blocks),
         "has_attention": _attends(session),
+        "classes": _classes(session.found.targets),
     }
+
+
+def _classes(targets: Iterable[Target]) -> list[str]:
+    """Names the classes of the targets and their parts, without torch's own."""
+    every = {type(part) for target in targets for part in target.module.modules()}
+    return sorted(kind.__qualname__ for kind in every if not kind.__module__.startswith("torch."))
 
 
 def other_batch_size(session: Session) -> str | None:

@@ -232,6 +232,7 @@ class LeverSearch:
         self._candidates, self._aims = candidates, aims
         self._untried = Untried(candidates)
         self._remedies = Remedies(candidates.settings)
+        self._classes: list[str] = []  # of a script's modules
         self._struck: dict[str, list[int]] = {}  # by the key of a setting that failed: what would fail alike
         is_speed = aims.objectives[0].goal is Goal.MAX and "per_s" in aims.objectives[0].name
         self._prior = prior if prior is not None and is_speed else Prior()
@@ -305,7 +306,7 @@ class LeverSearch:
 
     def _strike_alike(self, tried: CompileSettings, record: Record) -> None:
         """No longer proposes what would fail like a setting that failed."""
-        if fields := fails_alike(tried, record.get("label"), record.get("reason") or ""):
+        if fields := fails_alike(tried, record.get("label"), record.get("reason") or "", self._classes):
             self._struck[tried.key] = self._strike(
                 lambda setting: all(getattr(setting, name) == getattr(tried, name) for name in fields)
             )
@@ -319,7 +320,7 @@ class LeverSearch:
 
     def _learn(self, model: Mapping[str, Any]) -> None:
         """Takes facts about a script, and no longer proposes settings with a lever that it has no use for."""
-        layout = model.get("memory_format")
+        layout, self._classes = model.get("memory_format"), model.get("classes", [])
         self._facts = replace(
             with_model(self._facts, model),
             memory_format=MemoryFormat(layout) if layout in list(MemoryFormat) else None,

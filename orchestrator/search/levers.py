@@ -1,6 +1,6 @@
 """Describes a setting as the levers that it pulls: fields with a value other than the default."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, GRAPHS_POOL
@@ -96,20 +96,22 @@ _TRACED = (
 """Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
 
 
-def fails_alike(failed: CompileSettings, label: str | None, reason: str) -> tuple[str, ...] | None:
+def fails_alike(failed: CompileSettings, label: str | None, reason: str, classes: Collection[str] = ()) -> tuple[str, ...] | None:
     """Returns the fields whose values a setting must share with one that failed to fail for the same reason.
 
     Args:
         failed: The setting that failed.
         label: Its label.
         reason: The reason in its record.
+        classes: Names of the classes of a script's modules, of which none is a loss.
 
     Returns:
         Names of fields; None if the reason does not tell.
     """
     if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8:  # their own code may be at fault
         return None
-    traced = (*_TRACED, "compile_loss") if failed.compile_loss else _TRACED  # the loss's code may be at fault
+    is_of_model = any(f": forward of {name} (" in reason for name in classes)
+    traced = (*_TRACED, "compile_loss") if failed.compile_loss and not is_of_model else _TRACED  # the loss may be at fault
     if label == Label.SILENT_FALLBACK:  # code that Dynamo cannot trace, whatever the lengths, and even less with a cache of keys
         ignored = ("dynamic", "pad_to_multiple_of", *(["use_cache"] if failed.use_cache is False else []))
         return tuple(name for name in traced if name not in ignored)

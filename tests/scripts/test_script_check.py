@@ -247,6 +247,7 @@ def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Pat
         facts = outcome["measurement"]["model_facts"]
         assert (facts["memory_format"], facts["has_blocks"], facts["has_attention"]) == (None, True, False)
         assert facts["regional_share"] > 0
+        assert facts["classes"] == ["Block", "Net"]
         assert (facts["batches_change"], facts["shapes_recur"]) == (False, True)
         assert outcome["measurement"]["step_ms_median"] > 0
         with pytest.raises(OutOfTime):

@@ -87,6 +87,10 @@ def test_what_failed_with_a_compiled_loss_says_nothing_of_settings_without_it(lo
     shared = fails_alike(failed, "silent-fallback", "forward runs eagerly") or ()
     assert "optimizer" not in shared
     assert ("scope" in shared, "compile_loss" in shared) == (True, bool(loss))
+    told = "torch did not compile all that it should: forward of Translator (train.py:5) runs eagerly"
+    for classes, may_be_the_loss in (((), True), (("Translate", "Loss"), True), (("Encoder", "Translator"), False)):
+        shared = fails_alike(failed, "silent-fallback", told, classes) or ()
+        assert ("scope" in shared, "compile_loss" in shared) == (True, may_be_the_loss and bool(loss))
     assert "compile_loss" not in (fails_alike(failed, "compile-error", GRAPHS_POOL) or ("compile_loss",))  # no loss has weights
 
 
