@@ -108,8 +108,8 @@ def regional_share(model: nn.Module, regions: Sequence[str]) -> float:
     Regions of one kind are compiled once, so what counts is the fraction of the model's layers in distinct regions; and each of
     those that is more than one layer has a graph that takes time. 0.21 for GPT-2's twelve blocks, 1.5 for ResNet-50's stages.
     """
-    layers = [_num_layers(module) for module in _distinct(model, regions)]
-    return sum(layers) / _num_layers(model) + _PER_REGION * sum(number > 1 for number in layers)
+    layers = [num_layers(module) for module in _distinct(model, regions)]
+    return sum(layers) / num_layers(model) + _PER_REGION * sum(number > 1 for number in layers)
 
 
 def _distinct(model: nn.Module, regions: Sequence[str]) -> list[nn.Module]:
@@ -130,7 +130,8 @@ def kinds_of_blocks(model: nn.Module, regions: Sequence[str]) -> int:
     return max(Counter(map(type, _distinct(model, regions))).values(), default=0)
 
 
-def _num_layers(module: nn.Module) -> int:
+def num_layers(module: nn.Module) -> int:
+    """Returns how many of the modules in it have no others inside."""
     return sum(not any(part.children()) for part in module.modules())
 
 
@@ -154,7 +155,6 @@ def facts_of_blocks(blocks: Mapping[nn.Module, Sequence[str]]) -> dict[str, Any]
         **facts,
         "has_blocks": bool(shares),
         "kinds_of_blocks": max((kinds_of_blocks(model, names) for model, names in blocks.items()), default=0),
-        "has_attention": any(map(has_attention, blocks)),
         "num_weights": sum(len(list(model.parameters())) for model in blocks),
     }
 
@@ -174,7 +174,7 @@ def model_facts(workload: Workload) -> dict[str, Any]:
         except Exception:  # a user's functions may raise anything, and no plan requires these facts
             continue
         if blocks or device == "cpu":
-            return {**facts, **facts_of_blocks({model: blocks})}
+            return {**facts, **facts_of_blocks({model: blocks}), "has_attention": has_attention(model)}
     return facts
 
 

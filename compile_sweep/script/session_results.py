@@ -4,8 +4,9 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -162,7 +163,7 @@ def _attends(session: Session) -> bool:
     return session.found.num_attended > 0 or any(calls_attention(target.module) for target in session.found.targets)
 
 
-def plans_attention(settings: CompileSettings, device: torch.device, stream: Stream, *, attends: bool) -> bool:
+def plans_attention(settings: CompileSettings, device: torch.device, stream: Stream, attends: Callable[[], bool]) -> bool:
     """Tells whether the attention kernels of a script's steps may have to be planned in each of many steps, on the CPU.
 
     A public report has 0.44 s for the forward pass and 0.55 s for the backward pass on a B200 with torch 2.11, in one step in
@@ -172,10 +173,10 @@ def plans_attention(settings: CompileSettings, device: torch.device, stream: Str
         settings: What the script was measured with.
         device: Where the script trains.
         stream: Its timed steps.
-        attends: Whether torch chooses a kernel of attention in them.
+        attends: Tells whether torch chooses a kernel of attention in them, which may read the source of the model.
     """
     is_planned = device.type == "cuda" and settings.sdpa_kernel in (None, SdpaKernel.CUDNN)
-    return is_planned and (not stream.shapes_recur or stream.extra_ms > 0) and attends
+    return is_planned and (not stream.shapes_recur or stream.extra_ms > 0) and attends()
 
 
 TWICE = "always run eagerly, because the script differentiates its gradients again (create_graph=True)"
@@ -258,7 +259,7 @@ def _findings(session: Session) -> Iterator[str]:
     if stream is not None and stream.keeps_new and (slow := len(stream.prepared)):
         steps = "1 timed step with a new shape" if slow == 1 else f"{slow} timed steps with new shapes"
         yield f"{steps} took more than {FAR_SLOWER:g} times as long as a typical one, which counts as warm-up"
-    if stream is not None and plans_attention(session.settings, session.device, stream, attends=_attends(session)):
+    if stream is not None and plans_attention(session.settings, session.device, stream, partial(_attends, session)):
         yield PLANNED_ATTENTION
     if stream is not None and stream.keeps_interrupted:
         yield "most steps also call the model without gradients, which counts as part of the step"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from forked_servers import forked_servers as forked_servers
+from graphs_on_cpu import recorder as recorder
 from sweep_folders import make_sweep as make_sweep
 
 from compile_sweep.contract.seeding import seed_all

@@ -1,15 +1,14 @@
-"""Small scripts of `benchmarks/by_hand` train the same with their modules captured; with the stand-in of `test_captured.py`."""
+"""Small scripts of `benchmarks/by_hand` train the same with their modules captured; with graphs of `graphs_on_cpu.py`."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
+from graphs_on_cpu import Recorder
 from samples import REPOSITORY
 
 from compile_sweep.script.apply import captured
 from tests.scripts.conftest import Run
-from tests.scripts.test_captured import Recorder
 
 pytestmark = [
     pytest.mark.nightly("test_captured_scripts.py captures seven other scripts"),
@@ -52,10 +51,10 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_benchmark_trains_the_same(script: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, (words, names) = Recorder(), SCRIPTS[script]
-    monkeypatch.setattr(captured, "record_on_gpu", recorder)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+def test_a_benchmark_trains_the_same(
+    script: str, run: Run, folder: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, names = SCRIPTS[script]
     monkeypatch.setattr(captured, "_generator_states", lambda device: 0)  # dropout draws on the CPU, and replays draw again
     shutil.copy(REPOSITORY / "benchmarks" / "by_hand" / script, folder)
     losses = []

@@ -1,4 +1,4 @@
-"""Parts of modules that are captured where the whole cannot be; on a CPU, with the stand-in of `test_captured.py`."""
+"""Parts of modules that are captured where the whole cannot be; on a CPU, with graphs of `graphs_on_cpu.py`."""
 
 import copy
 import warnings
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from graphs_on_cpu import Recorder
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -16,7 +17,7 @@ from compile_sweep.script.apply import captured
 from compile_sweep.script.apply.captured import CapturedModule, capture, captured_in_parts, with_uncaptured
 from compile_sweep.script.apply.graph_recording import _waiting_is_an_error
 from compile_sweep.script.discover import Target
-from tests.scripts.test_captured import Recorder, on_gpu
+from tests.scripts.test_captured import on_gpu
 
 WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
 
@@ -70,15 +71,7 @@ def made(kind: type[nn.Module], device: str = "cpu") -> nn.Module:
     return kind().to(device)
 
 
-def with_stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr(captured, "record_on_gpu", recorder)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    return recorder
-
-
-def test_what_a_module_calls_is_captured_where_the_module_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = with_stand_in(monkeypatch)
+def test_what_a_module_calls_is_captured_where_the_module_cannot_be(recorder: Recorder) -> None:
     plain, net = made(Contrast), made(Contrast)
     expected = trained(plain, plain)
     target = Target(net, net, "model")
@@ -110,8 +103,8 @@ class Halves(nn.Module):
         return found
 
 
-def test_what_a_part_returned_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_stand_in(monkeypatch)
+@pytest.mark.usefixtures("recorder")
+def test_what_a_part_returned_can_be_kept() -> None:
     plain, net = made(Halves), made(Halves)
     expected = trained(plain, plain)
     target = Target(net, net, "model")
@@ -145,8 +138,8 @@ def test_parts_of_a_module_that_is_called_in_many_ways_are_captured_unless_shape
         assert (parts, set(reasons)) == (["encoder"], {"numbers that it is called with change from call to call"})
 
 
-def test_a_part_that_a_captured_module_calls_too_belongs_to_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_stand_in(monkeypatch)
+@pytest.mark.usefixtures("recorder")
+def test_a_part_that_a_captured_module_calls_too_belongs_to_its_graph() -> None:
 
     def losses(captures: bool) -> list[float]:
         torch.manual_seed(0)
@@ -172,8 +165,8 @@ class Recomputed(Halves):
         return found
 
 
-def test_parts_that_are_recomputed_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_stand_in(monkeypatch)
+@pytest.mark.usefixtures("recorder")
+def test_parts_that_are_recomputed_run_eagerly() -> None:
     plain, net = made(Recomputed), made(Recomputed)
     expected = trained(plain, plain)
     target = Target(net, net, "model")
@@ -182,8 +175,8 @@ def test_parts_that_are_recomputed_run_eagerly(monkeypatch: pytest.MonkeyPatch) 
     assert target.captured == {"parts.1"}
 
 
-def test_a_module_without_parts_worth_a_graph_counts_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_stand_in(monkeypatch)
+@pytest.mark.usefixtures("recorder")
+def test_a_module_without_parts_worth_a_graph_counts_as_skipped() -> None:
 
     class Single(nn.Module):
         def __init__(self) -> None:

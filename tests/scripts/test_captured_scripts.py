@@ -1,7 +1,8 @@
-"""Settings that capture what scripts train as CUDA graphs; on a CPU, with the stand-in of `test_captured.py`."""
+"""Settings that capture what scripts train as CUDA graphs; on a CPU, with those of `graphs_on_cpu.py`."""
 
 import pytest
 import torch
+from graphs_on_cpu import Recorder
 
 import compile_sweep
 from compile_sweep.harness.diagnostics.capture import Diagnostics
@@ -9,20 +10,16 @@ from compile_sweep.schema.causes.errors import advice_on_cudagraph_skip
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
-from compile_sweep.script.apply import captured
 from compile_sweep.script.apply.captured import with_uncaptured
 from compile_sweep.script.apply.frozen import apply_to_discovered
 from compile_sweep.script.apply.in_place import OwnCompile
 from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.job import refuse_outside_scripts
 from tests.scripts.conftest import Run
-from tests.scripts.test_captured import Counts, Net, Recorder
+from tests.scripts.test_captured import Counts, Net
 
 
-def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(captured, "record_on_gpu", recorder)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(recorder: Recorder) -> None:
     settings = CompileSettings.parse("scope=eager,cudagraphs=on")
     net, counts = Net(), Counts()
     found = Discovery(targets=[Target(net, net, "net"), Target(counts, counts, "counts")])
@@ -56,11 +53,8 @@ def test_settings_capture_what_a_script_trains_and_say_what_they_do_not(monkeypa
     ],
 )
 def test_a_script_trains_the_same_with_its_modules_captured(
-    script: str, reason: str | None, run: Run, monkeypatch: pytest.MonkeyPatch
+    script: str, reason: str | None, run: Run, recorder: Recorder
 ) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(captured, "record_on_gpu", recorder)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     losses = []
     for settings in ("scope=eager,as_written=on", "scope=eager,cudagraphs=on"):
         session, error = run(script, settings)

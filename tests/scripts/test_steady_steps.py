@@ -118,7 +118,7 @@ def test_attention_may_be_planned_anew_for_each_new_shape(
 ) -> None:
     stream = _stream(_steps(*[(300.0, shapes == "new")] * 20))
     asked = CompileSettings.parse(settings), torch.device(device), stream
-    assert session_results.plans_attention(*asked, attends=attends) is may
+    assert session_results.plans_attention(*asked, lambda: attends) is may
 
 
 @pytest.mark.parametrize("steps", range(60, 64))  # passes of 2 steps, with 1 or 2 between them

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from compile_sweep.contract.inspect_model import num_layers
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
@@ -236,9 +237,10 @@ class CapturedModule:
         if refused:
             return self._eagerly(self._refuse(refused), args, kwargs)
         kind = self._kind(leaves, structure)
-        if kind not in self._kinds:
+        number = next((number for number, one in enumerate(self._kinds) if one == kind), None)
+        if number is None:
             return self._first(kind, args, kwargs)
-        number, self._num_changed = self._kinds.index(kind), 0
+        self._num_changed = 0
         if not any(self._uses[number]):
             return self._inner(*args, **kwargs)
         slot = next((one for one in self._slots if one.is_free), None)
@@ -420,8 +422,10 @@ _CPU = torch.device("cpu")
 _TENSOR = object()
 """Stands for a tensor among a call's results."""
 
-
 WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
+
+_WAITED = "called a synchronizing CUDA operation"
+"""What torch says in a trial run where a call waits for the GPU."""
 
 RECOMPUTED = "its activations are recomputed in the backward pass, or kept elsewhere until then"
 
@@ -432,10 +436,6 @@ _TASK: Callable[[], int] | None = private("torch._C", "_current_graph_task_id")
 def _is_recomputed() -> bool:
     """Tells whether something else keeps what a call saves for its backward pass, or this is a backward pass."""
     return bool(_SAVED_HOOKS and _SAVED_HOOKS(True)) or bool(_TASK and _TASK() != -1)
-
-
-_WAITED = "called a synchronizing CUDA operation"
-"""What torch says in a trial run where a call waits for the GPU."""
 
 
 @contextmanager
@@ -455,10 +455,10 @@ def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str
         path = f"{name}.{inner}".lstrip(".")
         if type(part).forward is nn.Module.forward:  # a list of modules
             yield from _parts_of_several_layers(part, path)
-        elif any(one.requires_grad for one in part.parameters()):
-            layers = sum(not any(one.children()) for one in part.modules())
-            if layers >= LEAST_LAYERS or isinstance(part, nn.RNNBase):
-                yield path, part
+        elif any(one.requires_grad for one in part.parameters()) and (
+            num_layers(part) >= LEAST_LAYERS or isinstance(part, nn.RNNBase)
+        ):
+            yield path, part
 
 
 def _described(leaf: Any) -> tuple[Any, ...]:
@@ -551,9 +551,13 @@ def _count(target: Target, reason: str) -> None:
     target.uncaptured[sentence] = target.uncaptured.get(sentence, 0) + 1
 
 
+def _is_captured_in_parts(target: Target) -> bool:
+    return bool(target.captured) and "" not in target.captured
+
+
 def with_uncaptured(found: Diagnostics, targets: Iterable[Target]) -> Diagnostics:
     """Returns diagnostics with the calls of a script's modules that were to be captured and were not, not even in parts."""
-    counts = [target.uncaptured for target in targets if not target.captured or "" in target.captured]
+    counts = [target.uncaptured for target in targets if not _is_captured_in_parts(target)]
     return replace(
         found,
         cudagraph_skips=found.cudagraph_skips + sum(sum(one.values()) for one in counts),
@@ -564,7 +568,7 @@ def with_uncaptured(found: Diagnostics, targets: Iterable[Target]) -> Diagnostic
 def captured_in_parts(targets: Iterable[Target]) -> Iterator[str]:
     """Says which modules run as CUDA graphs of their parts, and why."""
     for target in targets:
-        if target.captured and "" not in target.captured and target.uncaptured:
+        if _is_captured_in_parts(target) and target.uncaptured:
             reason = next(iter(target.uncaptured))
             parts = sorted(target.captured, key=lambda name: (name.count("."), name))  # large ones first
             others = f" and {len(parts) - 1} other{'s' * (len(parts) > 2)}" if len(parts) > 1 else ""
