@@ -1,6 +1,6 @@
 """Checks what a user passed to `WorkloadFromModel`, and names the function of theirs that fails."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from numbers import Integral
@@ -79,7 +79,8 @@ def _check_functions(workload: Any) -> None:
 
 def _check_call(what: str, function: Any, given: Sequence[str], right: str) -> None:
     """Refuses a function that does not take these arguments by position."""
-    taken = None if function is None else _signature(function.forward if isinstance(function, nn.Module) else function)
+    called = function.forward if isinstance(function, nn.Module) else function
+    taken = _signature(called, follow_wrapped=False)  # what a decorator's own function takes
     if taken is None:
         return
     try:
@@ -96,11 +97,17 @@ def _check_call(what: str, function: Any, given: Sequence[str], right: str) -> N
         ) from None
 
 
-def _signature(function: Callable[..., Any]) -> Signature | None:
+def _signature(function: Any, *, follow_wrapped: bool = True) -> Signature | None:
     try:
-        return signature(function, follow_wrapped=False)  # what a decorator's own function takes
+        return signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):  # not a function, or one written in C; calling it will show
         return None
+
+
+def parameters_of(function: Any) -> Mapping[str, Parameter]:
+    """Returns the parameters of a function by name; none of what has no signature, such as one written in C."""
+    taken = _signature(function)
+    return {} if taken is None else taken.parameters
 
 
 def _are_dimensions(dims: Any) -> bool:

@@ -11,12 +11,13 @@ import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from compile_sweep.contract.arguments import parameters_of
 from compile_sweep.schema.errors import WorkloadError
 
 SINGLE = "batch"  # name of the tensor in a batch that is a single tensor
@@ -34,20 +35,25 @@ class Structure:
     parts: tuple[Structure, ...] = ()
     value: Any = None  # a constant, or what makes the container: a class, or an object to copy
 
+    def named_parts(self, name: str) -> Iterator[tuple[str, Structure]]:
+        """Yields the parts, by their dotted names in a batch in which this has a name."""
+        for key, part in zip(self.keys or range(len(self.parts)), self.parts, strict=True):
+            yield f"{name}.{key}" if name else str(key), part
+
 
 def flatten(batch: Any) -> tuple[dict[str, Tensor], Structure | None]:
     """Returns a batch's tensors by name, and its structure, None for a dictionary of tensors; WorkloadError names a misfit."""
-    if isinstance(batch, dict) and type(batch) is dict and batch and all(_is_plain(name, value) for name, value in batch.items()):
+    if type(batch) is dict and batch and all(_is_plain(name, value) for name, value in batch.items()):
         return dict(batch), None
     tensors: dict[str, Tensor] = {}
     structure = _taken_apart(batch, "", tensors)
     if structure.kind == "constant":
         raise WorkloadError(
-            f"the batch function returned {_kind_of(batch)}; return tensors in a dictionary, a tuple, a list or a dataclass"
+            f"the batch function returned {type(batch).__name__}; return tensors in a dictionary, a tuple, a list or a dataclass"
         )
     if not tensors:
         raise WorkloadError(
-            f"the batch function returned a {_kind_of(batch)} without a tensor; put the tensors of the batch into it"
+            f"the batch function returned a {type(batch).__name__} without a tensor; put the tensors of the batch into it"
         )
     return tensors, structure
 
@@ -108,9 +114,8 @@ def constants_of(structure: Structure | None, name: str = "") -> Iterator[tuple[
         return
     if structure.kind == "constant":
         yield name, structure.value
-    keys = structure.keys or tuple(range(len(structure.parts)))
-    for key, part in zip(keys, structure.parts, strict=True):
-        yield from constants_of(part, f"{name}.{key}" if name else str(key))
+    for inner, part in structure.named_parts(name):
+        yield from constants_of(part, inner)
 
 
 def one_structure(batches: Sequence[tuple[Mapping[str, Tensor], Structure | None]]) -> tuple[Structure | None, list[str]]:
@@ -144,8 +149,7 @@ def _differ_in_presence(one: Structure, other: Structure) -> bool:
         return True
     if one.kind != other.kind or (one.kind == "sequence" and len(one.parts) != len(other.parts)):
         return False
-    keys = (held.keys or tuple(range(len(held.parts))) for held in (one, other))
-    mine, theirs = (dict(zip(names, held.parts, strict=True)) for names, held in zip(keys, (one, other), strict=True))
+    mine, theirs = (dict(held.named_parts("")) for held in (one, other))
     return all(_differ_in_presence(mine[key], theirs[key]) for key in mine.keys() & theirs.keys())
 
 
@@ -181,11 +185,8 @@ def _common_structure(structures: Sequence[Structure | None]) -> tuple[Structure
 def _without(structure: Structure, names: Collection[str], name: str = "") -> Structure:
     if structure.kind == "constant":
         return dataclasses.replace(structure, value=None) if name in names else structure
-    keys = structure.keys or tuple(range(len(structure.parts)))
-    parts = (
-        _without(part, names, f"{name}.{key}" if name else str(key)) for key, part in zip(keys, structure.parts, strict=True)
-    )
-    return dataclasses.replace(structure, parts=tuple(parts))
+    parts = tuple(_without(part, names, inner) for inner, part in structure.named_parts(name))
+    return dataclasses.replace(structure, parts=parts)
 
 
 class BatchesOf:
@@ -208,12 +209,7 @@ class BatchesOf:
 
 def takes(batch_fn: Callable[..., Any] | None, argument: str) -> bool:
     """Tells whether the function has an argument of that name with a default."""
-    if batch_fn is None:
-        return False
-    try:
-        taken = signature(batch_fn).parameters.get(argument)
-    except (TypeError, ValueError):  # not a function, or one written in C; calling it will show
-        return False
+    taken = parameters_of(batch_fn).get(argument)
     return taken is not None and taken.default is not Parameter.empty
 
 
@@ -242,10 +238,9 @@ def _difference(one: Structure | None, other: Structure | None, name: str = "") 
         return (
             f"{named} has {len(one.parts)} parts in one and {len(other.parts)} in another; use lists of one length, or one tensor"
         )
-    keys = one.keys or tuple(range(len(one.parts)))
-    for key, mine, theirs in zip(keys, one.parts, other.parts, strict=True):
+    for (inner, mine), theirs in zip(one.named_parts(name), other.parts, strict=True):
         if _outline(mine) != _outline(theirs):
-            return _difference(mine, theirs, f"{name}.{key}" if name else str(key))
+            return _difference(mine, theirs, inner)
     return f"{named} has other tensors"
 
 
@@ -292,8 +287,8 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Structure
         keys, parts, kind, make = list(held), list(held.values()), "attributes", value
     else:
         raise WorkloadError(
-            f"the batch function returned {name or 'a batch'!r} as {_kind_of(value)}, not a tensor; return tensors"
-            + (", torch.from_numpy(…)" if _kind_of(value) == "ndarray" else "")
+            f"the batch function returned {name or 'a batch'!r} as {type(value).__name__}, not a tensor; return tensors"
+            + (", torch.from_numpy(…)" if type(value).__name__ == "ndarray" else "")
         )
     made = tuple(_taken_apart(part, f"{inside}{key}", tensors) for key, part in zip(keys, parts, strict=True))
     return Structure(kind, keys=tuple(keys) if kind != "sequence" else (), parts=made, value=make)
@@ -330,7 +325,3 @@ def _is_list_of_numbers(value: Any) -> bool:
     if not isinstance(value, list | tuple) or not value:
         return False
     return all(_is_list_of_numbers(one) or (isinstance(one, int | float) and not isinstance(one, bool)) for one in value)
-
-
-def _kind_of(value: Any) -> str:
-    return type(value).__name__

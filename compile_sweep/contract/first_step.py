@@ -128,7 +128,7 @@ def _explanation(workload: ModelWorkload, raw: Mapping[str, Tensor], error: Exce
             "without loss_fn, the model is called as model(**batch), and the batch is no dictionary; return one with the names "
             f"of forward's arguments, or give loss_fn=lambda model, batch: model(*batch); the batch has {came}"
         )
-    where = _place(error)
+    where = f" at {place}" if (place := place_of(error)) else ""
     if not what:
         what = f"{function}, or the model that it calls," if own else "the model, called with the batch,"
     whole = str(workload.build_model().get_submodule(MODEL))  # Python names what it could not call by its text
@@ -158,8 +158,3 @@ def _hint(workload: ModelWorkload, reason: str, function: str) -> str:
 
 def _texts(workload: ModelWorkload) -> list[str]:
     return [remark for remark in workload.remarks() if "gets None" in remark]
-
-
-def _place(error: Exception) -> str:
-    place = place_of(error)
-    return f" at {place}" if place else ""

@@ -10,7 +10,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 from weakref import ref
 
@@ -53,7 +53,7 @@ from compile_sweep.contract.model_and_loss import (
 )
 from compile_sweep.contract.optimizers import OptimizerFn, make_optimizer
 from compile_sweep.contract.seeding import seeded
-from compile_sweep.contract.tensor_uses import IGNORE_INDEX, TensorUses, all_uses, find_uses, is_whole
+from compile_sweep.contract.tensor_uses import IGNORE_INDEX, TensorUses, all_uses, each_its_own, find_uses, is_whole
 from compile_sweep.contract.workload_facts import shown_name
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import WorkloadError
@@ -205,8 +205,6 @@ class ModelWorkload(Workload):
         self._remarks: dict[int, list[str]] = {}
         self._dims: dict[str, Mapping[str, tuple[int, ...]]] = {}
         self._uses: TensorUses | None = None
-        self._reused: list[str] | None = None
-        self._parts: list[str] | None = None
         self._first_forward: FirstForward | None = None
         self._asked_size: int | None = None
         self._changes: BatchChanges = self._found_changes()
@@ -366,27 +364,28 @@ class ModelWorkload(Workload):
     def regions(self, model: nn.Module) -> Sequence[str]:
         inner = model.get_submodule(MODEL)
         names = repeated_blocks(inner) if self.declared_regions is None else self.declared_regions
-        return names_inside(inner, names, "regions") or self._reused_modules()
+        return names_inside(inner, names, "regions") or self._reused_modules
 
+    @cached_property
     def _reused_modules(self) -> list[str]:
         """Lists the modules that one forward calls repeatedly, like ALBERT's single layer."""
-        if self._reused is None:
-            try:
-                self._reused = find_reused_modules(self.build_model(), MODEL, min(self.raw_batches(0), key=self.length_of))
-            except Exception:  # the model does not run; its first step will say why
-                self._reused = []
-        return self._reused
+        try:
+            return find_reused_modules(self.build_model(), MODEL, min(self.raw_batches(0), key=self.length_of))
+        except Exception:  # the model does not run; its first step will say why
+            return []
 
     def parts(self) -> Sequence[str]:
         if self.declared_parts is None:
-            # The model or, if it has no forward of its own, like a generator with its discriminator, the modules in it.
-            if self._parts is None:
-                inner = self.build_model().get_submodule(MODEL)
-                has_forward = getattr(type(inner), "forward", None) is not nn.Module.forward
-                children = [f"{MODEL}.{name}" for name, _ in inner.named_children()]
-                self._parts = [MODEL] if has_forward or not children else children
-            return self._parts
+            return self._found_parts
         return names_inside(self.build_model().get_submodule(MODEL), self.declared_parts, "parts")
+
+    @cached_property
+    def _found_parts(self) -> list[str]:
+        """The model or, if it has no forward of its own, like a generator with its discriminator, the modules in it."""
+        inner = self.build_model().get_submodule(MODEL)
+        has_forward = getattr(type(inner), "forward", None) is not nn.Module.forward
+        children = [f"{MODEL}.{name}" for name, _ in inner.named_children()]
+        return [MODEL] if has_forward or not children else children
 
     def dynamic_dims(self, module: str) -> Mapping[str, tuple[int, ...]]:
         if module == "" or not self._changes.dims:
@@ -576,12 +575,7 @@ class ModelWorkload(Workload):
                 padded[name] = tensor.new_full(sizes, self.padding_value(name, tensor))
                 padded[name][tuple(map(slice, tensor.shape))] = tensor
         # If labels and ids were the same tensor object only in unpadded batches, torch would compile both cases.
-        seen: set[int] = set()
-        for name, tensor in padded.items():
-            if id(tensor) in seen:
-                padded[name] = tensor.clone()
-            seen.add(id(tensor))
-        return padded
+        return each_its_own(padded)
 
     def _size_apart(self, size: int, largest: int, length: int, policy: ShapePolicy | None) -> int:
         if isinstance(policy, PadToLongest):

@@ -64,7 +64,7 @@ class LoadedTorch:
         return {name: _type_name(kind) for name, kind in types.items()}
 
     def config_options(self, module: str) -> Mapping[str, str]:
-        config = config_module(module)
+        config: Any = import_module(module)
         names = [name for name in config._config if not name.startswith("_") and name != "TYPE_CHECKING"]
         return {name: _type_name(config.get_type(name)) for name in names}
 
@@ -79,16 +79,10 @@ class LoadedTorch:
         return list(inspect.signature(DistributedDataParallel.__init__).parameters)
 
 
-def config_module(name: str) -> Any:
-    """Returns one of torch's configuration modules, by its name in `CONFIG_MODULES`."""
-    assert name in CONFIG_MODULES.values()
-    return import_module(name)
-
-
 def config_place(name: str) -> tuple[Any, str]:
     """Returns the configuration module that holds a setting, given as in `CompileSettings.config`, and its name there."""
     module, _, setting = name.rpartition(".")
-    return config_module(module), setting
+    return import_module(module), setting
 
 
 def _type_name(kind: Any) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, signature
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from compile_sweep.contract.arguments import parameters_of
 from compile_sweep.schema.choices import optimizer_options
 from compile_sweep.schema.errors import SettingsError, WorkloadError
 from compile_sweep.schema.settings import OptimizerKind
@@ -82,18 +82,12 @@ def _hint(name: str, error: Exception) -> str:
 
 def first_argument(make: OptimizerFn) -> str:
     """Returns the name of the function's first free argument; empty if it is not known."""
-    try:
-        return next((one.name for one in signature(make).parameters.values() if one.kind is not Parameter.KEYWORD_ONLY), "")
-    except (TypeError, ValueError):
-        return ""
+    return next((name for name, one in parameters_of(make).items() if one.kind is not Parameter.KEYWORD_ONLY), "")
 
 
 def options_for(make: OptimizerFn, kind: OptimizerKind) -> dict[str, bool]:
     """Returns the options of an optimizer kind that the optimizer accepts and does not set itself; fused must be one."""
-    try:
-        taken = signature(make).parameters
-    except (TypeError, ValueError):  # a callable written in C may have no signature
-        taken = MappingProxyType({})
+    taken = parameters_of(make)
     takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in taken.values())
     preset = {name: taken[name].default for name in ("foreach", "fused") if name in taken}
     wanted = optimizer_options(kind)

@@ -1,4 +1,4 @@
-"""How precisely float32 is computed, by torch's older functions and, where those raise, its newer attributes.
+"""How precisely float32 is computed, by torch's newer attributes, which follow its older functions.
 
 Since torch 2.9 the precision is an attribute of each back-end and kind of operation
 (`torch.backends.cuda.matmul.fp32_precision`). If that was used, `torch.get_float32_matmul_precision` and
@@ -17,23 +17,24 @@ _NAMED = {"tf32": "high", "bf16": "medium"}
 
 def matmul_precision() -> str:
     """Returns the precision of matrix products by torch's names (highest, high, medium); the lower one of GPU and CPU."""
-    if (told := _matmul_told()) is not None:
-        return told
     found = {_NAMED.get(value) for name, value in fp32_precisions().items() if name.endswith("matmul")}
     return next((name for name in ("medium", "high") if name in found), "highest")
 
 
 def convolutions_allow_tf32() -> bool:
     """Tells whether cuDNN may compute convolutions in TF32."""
-    told = _cudnn_told()
-    return fp32_precisions()["cuda.conv"] == "tf32" if told is None else told
+    return fp32_precisions()["cuda.conv"] == "tf32"
 
 
 def fp32_precision_overrides() -> Mapping[str, str] | None:
     """Returns `fp32_precisions` if the older functions do not express all of it; otherwise None."""
     found = fp32_precisions()
-    by_older = _matmul_told() is not None and _cudnn_told() is not None
-    return None if by_older and {found["mkldnn.conv"], found["mkldnn.rnn"]} == {"none"} else found
+    try:
+        torch.get_float32_matmul_precision()
+        _ = torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # both interfaces were used, which torch rejects
+        return found
+    return None if {found["mkldnn.conv"], found["mkldnn.rnn"]} == {"none"} else found
 
 
 def fp32_precisions() -> dict[str, str]:
@@ -53,13 +54,12 @@ def use_full_precision() -> None:
 @contextmanager
 def preserve_precision() -> Iterator[None]:
     """Restores the precision of float32 after the block."""
-    matmul, cudnn, before = _matmul_told(), _cudnn_told(), fp32_precisions()
+    matmul, cudnn, before = matmul_precision(), convolutions_allow_tf32(), fp32_precisions()
     try:
         yield
     finally:
-        # What the older functions do not report is torch's default; otherwise they would agree with the attributes.
-        torch.set_float32_matmul_precision(matmul or "highest")
-        torch.backends.cudnn.allow_tf32 = True if cudnn is None else cudnn
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
         for name, of in _places().items():
             if of.fp32_precision != before[name]:
                 of.fp32_precision = "none"  # inherits the value of the back-end or the global one
@@ -82,17 +82,3 @@ def _places() -> dict[str, Any]:
         "cuda.matmul": torch.backends.cuda.matmul, "cuda.conv": cudnn.conv, "cuda.rnn": cudnn.rnn,
         "mkldnn.matmul": mkldnn.matmul, "mkldnn.conv": mkldnn.conv, "mkldnn.rnn": mkldnn.rnn,
     }  # fmt: skip
-
-
-def _matmul_told() -> str | None:
-    try:
-        return str(torch.get_float32_matmul_precision())
-    except RuntimeError:  # both interfaces were used, which torch rejects
-        return None
-
-
-def _cudnn_told() -> bool | None:
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:
-        return None

@@ -24,30 +24,20 @@ def seed_all(seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seeds all three generators, and restores their state afterwards; for torch, only the CPU generator's."""
-    plain, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        seed_all(seed)
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            np.random.set_state(numpys)
+    with own_random_numbers(torch.device("cpu"), seed):
+        yield
 
 
 @contextmanager
 def random_numbers_put_back(device: torch.device) -> Iterator[None]:
     """Lets random numbers continue after the block as if it had drawn none."""
-    on_gpu = device.type == "cuda"
-    cpu, numpys, plain = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    gpu = torch.cuda.get_rng_state(device) if on_gpu else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        np.random.set_state(numpys)
-        random.setstate(plain)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu, device)
+    numpys, plain = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpys)
+            random.setstate(plain)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class _Watch(TorchDispatchMode):
 def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | None:
     """Determines how a step uses the batch's integer tensors; None if it does not run. Give it a copy of the model."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    batch = _apart(batch)
+    batch = each_its_own(batch)
     for to_run in (lambda: {name: fake.from_tensor(tensor) for name, tensor in batch.items()}, lambda: dict(batch)):
         try:
             tensors = to_run()
@@ -116,7 +116,7 @@ def find_uses(model: nn.Module, batch: Mapping[str, Tensor]) -> TensorUses | Non
     return None
 
 
-def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def each_its_own(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies tensors that are in the batch under several names, such as labels that are the ids, to tell their uses apart."""
     seen: set[int] = set()
     apart = {}

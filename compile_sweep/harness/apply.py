@@ -8,7 +8,7 @@ import hashlib
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType, TracebackType
 from typing import Any
@@ -136,7 +136,9 @@ def applied(prepared: Prepared, model: nn.Module, optimizer: torch.optim.Optimiz
             undo.enter_context(prepared.workload.process_settings())
         undo.enter_context(preserve_precision())
         undo.enter_context(_environment_put_back("TRITON_PTXAS_PATH"))
-        undo.enter_context(config_put_back(process_config(settings, facts.torch_version)))
+        for name in process_config(settings, facts.torch_version):
+            config, setting = config_place(name)
+            undo.enter_context(config.patch({setting: getattr(config, setting)}))  # puts it back
         undo.enter_context(reducing_put_back())
         if settings.stance is not None:
             undo.callback(torch.compiler.set_stance, "default")
@@ -190,16 +192,6 @@ def _called_where_it_runs(
             return compile_model(model)
 
     return called
-
-
-@contextmanager
-def config_put_back(names: Iterable[str]) -> Iterator[None]:
-    """Restores process-wide settings of torch, given by their full names, when the block ends."""
-    with ExitStack() as undo:
-        for name in names:
-            config, setting = config_place(name)
-            undo.enter_context(config.patch({setting: getattr(config, setting)}))
-        yield
 
 
 @contextmanager

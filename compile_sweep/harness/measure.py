@@ -310,7 +310,10 @@ def _steady(run: _Run, step: LateCompiles, on_first_pass: Callable[[Window, Memo
     if not window.chosen:
         with _undisturbed():
             steady.grow(window, step, run.pool, run.limits, run.device)
-    real = _real(run, step) if run.pipeline is Pipeline.REAL else None
+    real = None
+    if run.pipeline is Pipeline.REAL:
+        workload, policy, passes = run.prepared.workload, run.prepared.policy, run.protocol.real_passes
+        real = real_passes(step, workload, policy, steps=len(run.pool), passes=passes, rank=run.rank, device=run.device)
     return _Steady(window=window, peaks=peaks, eager=eager, real=real)
 
 
@@ -337,18 +340,6 @@ def _for_reference(run: _Run, eager_step: TrainStep) -> list[int]:
     chosen = steady.representative([batch.length for batch in run.pool], count) if count > 1 else []
     padded = [*chosen, *([-1] * (protocol.eager_batches - len(chosen)))]
     return [int(index) for index in agreed_numbers(padded, run.device) if index >= 0]
-
-
-def _real(run: _Run, step: LateCompiles) -> RealPasses:
-    return real_passes(
-        step,
-        run.prepared.workload,
-        run.prepared.policy,
-        steps=len(run.pool),
-        passes=run.protocol.real_passes,
-        rank=run.rank,
-        device=run.device,
-    )
 
 
 def _summarized(

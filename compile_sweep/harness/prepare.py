@@ -5,7 +5,7 @@ must contain, and whether the installed torch supports the settings at all.
 """
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -80,15 +80,14 @@ class Prepared:
 
     def compiled_apart(self, model: nn.Module) -> list[str]:
         """Lists the modules that are compiled one by one, without those that the settings leave eager."""
-        return self._compiled_apart_of(self.modules(model))
+        self.modules(model)
+        return self.targets
 
     @property
     def targets(self) -> list[str]:
         """Names of the modules that are compiled one by one, once a model was inspected; empty before."""
-        return self._compiled_apart_of(self._modules or {})
-
-    def _compiled_apart_of(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if name and settings_of_part(self.settings.parts, name).compile is not False]
+        parts, names = self.settings.parts, self._modules or {}
+        return [name for name in names if name and settings_of_part(parts, name).compile is not False]
 
     def facts(self, model: nn.Module) -> Facts:
         """Returns what the source must know; raises SettingsError if the settings name what the workload lacks."""

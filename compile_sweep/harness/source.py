@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compile_sweep.harness import source_ddp
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel, optimizer_options
+from compile_sweep.schema.ddp_settings import (
+    FIRST_POWERSGD_STEP,
+    USUAL_POWERSGD_RANK,
+    Around,
+    Compression,
+    DdpSettings,
+    OptimizeDdp,
+)
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.part_settings import settings_of_part
 from compile_sweep.schema.setting_text import PART_BREAK, source_parts
@@ -85,7 +92,7 @@ class Facts:
 def to_source(settings: CompileSettings, facts: Facts) -> str:
     """Returns a module that makes the step under these settings: `make_step(model, optimizer)`, or `make_step(model)`."""
     step = _make_step(settings, facts) if facts.grad_mode is None else _make_inference(settings, facts)
-    wrap = [*source_ddp.wrapper(settings.ddp, facts.torch_version), "", ""] if facts.reduces else []
+    wrap = [*wrapper(settings.ddp, facts.torch_version), "", ""] if facts.reduces else []
     body = [*wrap, *_compile_model(settings, facts), "", "", *step]
     text = "\n".join(body)
     fragments = list(_fragments(text))
@@ -101,6 +108,24 @@ def to_source(settings: CompileSettings, facts: Facts) -> str:
 def autocast_of(settings: CompileSettings, facts: Facts) -> str | None:
     """Returns the dtype of the step's autocast, by torch's name; None without autocast."""
     return facts.autocast if settings.autocast is None else _AUTOCAST_DTYPE[settings.autocast]
+
+
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+
+_IMPORTED = {
+    "mark_dynamic": "from torch._dynamo import mark_dynamic",
+    "mark_unbacked": "from torch._dynamo.decorators import mark_unbacked",
+    "checkpoint(": "from torch.utils.checkpoint import checkpoint",
+    "foreach_map(": "from torch._higher_order_ops.foreach_map import foreach_map",
+    "list_mode_options": "from torch._inductor import list_mode_options",
+    "maybe_warm_pool": "from torch._inductor.async_compile import maybe_warm_pool",
+    "compile_tasks": "from torch._inductor.runtime import compile_tasks",
+    "sdpa_kernel(": "from torch.nn.attention import SDPBackend, sdpa_kernel",
+    "bf16_compress_hook": f"from {_HOOKS}.default_hooks import bf16_compress_hook",
+    "fp16_compress_hook": f"from {_HOOKS}.default_hooks import fp16_compress_hook",
+    "powerSGD_hook": f"from {_HOOKS}.powerSGD_hook import PowerSGDState, powerSGD_hook",
+}
+"""What code contains that uses a name of torch, and the import of that name."""
 
 
 def _imports(code: str) -> Iterator[str]:
@@ -119,23 +144,7 @@ def _imports(code: str) -> Iterator[str]:
     for module in sorted(["torch._inductor.config", *CONFIG_MODULES.values()]):
         if f"{module}." in code:
             yield f"import {module}"
-    if "mark_dynamic" in code:
-        yield "from torch._dynamo import mark_dynamic"
-    if "mark_unbacked" in code:
-        yield "from torch._dynamo.decorators import mark_unbacked"
-    if "checkpoint(" in code:
-        yield "from torch.utils.checkpoint import checkpoint"
-    if "foreach_map(" in code:
-        yield "from torch._higher_order_ops.foreach_map import foreach_map"
-    if "list_mode_options" in code:
-        yield "from torch._inductor import list_mode_options"
-    if "maybe_warm_pool" in code:
-        yield "from torch._inductor.async_compile import maybe_warm_pool"
-    if "compile_tasks" in code:
-        yield "from torch._inductor.runtime import compile_tasks"
-    if "sdpa_kernel(" in code:
-        yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
-    yield from source_ddp.imports(code)
+    yield from (line for use, line in _IMPORTED.items() if use in code)
     if re.search(r"\bDistributedDataParallel\b(?! )", code):
         yield "from torch.nn.parallel import DistributedDataParallel"
 
@@ -150,8 +159,10 @@ def _process_wide(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         yield f'torch.set_float32_matmul_precision("{settings.matmul_precision}")'
     if settings.stance is not None:
         yield f'torch.compiler.set_stance("{settings.stance}")'
-    if facts.reduces:
-        yield from source_ddp.process_wide(settings.ddp)
+    if facts.reduces and settings.ddp is not None and settings.ddp.optimize_ddp is not None:
+        yield f'torch._dynamo.config.optimize_ddp = "{settings.ddp.optimize_ddp}"'
+        if _compiles_backward(settings, facts):
+            yield "torch._dynamo.config.compiled_autograd = True  # so that the reduction is part of a graph"
     if facts.device_type == "cuda" and settings.mode is not None:
         yield "maybe_warm_pool()  # starts Inductor's compile workers now, while the model is still to be built"
     if facts.device_type == "cuda" and facts.torch_version < (2, 13) and settings.tunes:
@@ -247,13 +258,12 @@ def _compile_model(settings: CompileSettings, facts: Facts) -> Iterator[str]:
 
 def _compile_blocks(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     compiled = f"torch.compile(with_own_code(module.forward){_arguments(settings, facts)})"
-    yield f"    for name{', dims' if settings.marks else ''} in BLOCKS{'.items()' if settings.marks else ''}:"
+    dims, items = (", dims", ".items()") if settings.marks else ("", "")
+    yield f"    for name{dims} in BLOCKS{items}:"
     yield "        module = inner.get_submodule(name)"
+    yield f"        {'compiled' if settings.marks else 'module.forward'} = {compiled}"
     if settings.marks:
-        yield f"        compiled = {compiled}"
         yield "        module.forward = marked_forward(module, compiled, dims) if dims else compiled"
-    else:
-        yield f"        module.forward = {compiled}"
 
 
 def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
@@ -268,11 +278,10 @@ def _compile_parts(settings: CompileSettings, facts: Facts) -> Iterator[str]:
         dynamic = part.dynamic or settings.dynamic
         compiled = f"torch.compile(with_own_code(module.forward){_arguments(settings, facts, part.mode, dynamic)})"
         yield f'    module = inner.get_submodule("{name}")'
-        if dynamic is Dynamic.MARK and dims:
-            yield f"    compiled = {compiled}"
+        is_marked = dynamic is Dynamic.MARK and dims
+        yield f"    {'compiled' if is_marked else 'module.forward'} = {compiled}"
+        if is_marked:
             yield f"    module.forward = marked_forward(module, compiled, {_dictionary(dims)})"
-        else:
-            yield f"    module.forward = {compiled}"
 
 
 def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
@@ -282,9 +291,9 @@ def _make_step(settings: CompileSettings, facts: Facts) -> Iterator[str]:
     yield ""
     yield "    `before_update` is called when the gradients are there and not yet used, for example to clip them."
     yield '    """'
-    compiles_backward = facts.reduces and source_ddp.compiles_backward(settings.ddp)
+    compiles_backward = _compiles_backward(settings, facts)
     yield from _converted(settings)
-    yield f"    forward = {source_ddp.wrapped_and_compiled(settings.ddp) if facts.reduces else 'compile_model(model)'}"
+    yield f"    forward = {wrapped_and_compiled(settings.ddp) if facts.reduces else 'compile_model(model)'}"
     if compiles_backward:
         yield f"    backward = torch.compile(run_backward{_arguments(settings, facts, fullgraph=False)})"
     yield f"    update = {_update(settings, facts)}"
@@ -453,6 +462,53 @@ def _dictionary(values: Mapping[str, Any], base: Mode | None = None) -> str:
 
 def _quoted(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set(value) & {'"', "\\"} else repr(value)
+
+
+def _compiles_backward(settings: CompileSettings, facts: Facts) -> bool:
+    """Tells whether the backward pass is compiled again, together with the reduction of gradients."""
+    return facts.reduces and settings.ddp is not None and settings.ddp.optimize_ddp is OptimizeDdp.PYTHON_REDUCER
+
+
+_WRAPPER_ARGUMENTS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "batched_grad_copy")
+"""Arguments of `DistributedDataParallel`, by torch's names; `broadcast_buffers` has another name since 2.13."""
+
+
+def wrapper(ddp: DdpSettings | None, torch_version: tuple[int, int]) -> Iterator[str]:
+    """Yields the function that wraps the model in `DistributedDataParallel`."""
+    ddp = ddp or DdpSettings()
+    arguments = "".join(f", {name}={value}" for name, value in _wrapper_arguments(ddp, torch_version).items())
+    yield "def distributed(model: torch.nn.Module) -> torch.nn.Module:"
+    yield '    """The model inside DistributedDataParallel; itself where this process trains alone."""'
+    yield "    if not torch.distributed.is_initialized():"
+    yield "        return model"
+    if ddp.compression is None:
+        yield f"    return DistributedDataParallel(model{arguments})"
+        return
+    yield f"    wrapped = DistributedDataParallel(model{arguments})"
+    if ddp.compression is Compression.POWERSGD:
+        rank, start = ddp.powersgd_rank or USUAL_POWERSGD_RANK, ddp.powersgd_start or FIRST_POWERSGD_STEP
+        yield f"    state = PowerSGDState(None, matrix_approximation_rank={rank}, start_powerSGD_iter={start})"
+        yield "    wrapped.register_comm_hook(state, powerSGD_hook)"
+    else:
+        yield f"    wrapped.register_comm_hook(None, {ddp.compression}_compress_hook)"
+    yield "    return wrapped"
+
+
+def wrapped_and_compiled(ddp: DdpSettings | None) -> str:
+    """Returns the expression that a step calls: `model` compiled and wrapped, in the order that the settings say.
+
+    Torch recommends compiling the model first and wrapping it. At each compile, the compiler checks whether a wrapper's forward
+    is running, so it splits graphs by bucket in either order, also in blocks and parts.
+    """
+    around_wrapper = ddp is not None and ddp.around is Around.WRAPPER
+    return "compile_model(distributed(model))" if around_wrapper else "distributed(compile_model(model))"
+
+
+def _wrapper_arguments(ddp: DdpSettings, torch_version: tuple[int, int]) -> Mapping[str, object]:
+    found = {name: value for name in _WRAPPER_ARGUMENTS if (value := getattr(ddp, name)) is not None}
+    if ddp.broadcast_buffers is False:
+        found["broadcast_buffers" if torch_version < (2, 13) else "forward_sync_buffers"] = False
+    return found
 
 
 def _bounds(settings: CompileSettings, facts: Facts) -> str:

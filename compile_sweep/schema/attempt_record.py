@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, get_type_hints
 from compile_sweep.schema import journal
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.figure import (
-    BYTES,
     DIFFERENCE,
     NOT_MEASURED,
     SHARE,
@@ -59,7 +58,7 @@ class AttemptRecord:
     precompile: bool = figure("whether what Dynamo traced was kept, or restored, too (`--precompile`)", default=False)
     workload: str = figure("what was trained", default="")
     size: str = figure("the size of the workload", default="")
-    device: str | None = figure("the GPU's name; `cpu` on a CPU", missing=NOT_MEASURED)
+    device: str | None = figure("the GPU's name; `cpu` on a CPU")
     num_workers: int = figure(
         "processes that trained together",
         default=1,
@@ -68,15 +67,14 @@ class AttemptRecord:
     )
     cores: int | None = figure(
         "logical CPUs that worker 0 and all it started were bound to: its share of the host's, which is divided among the "
-        "workers that may run on it at once",
-        missing=NOT_MEASURED,
+        "workers that may run on it at once"
     )
     gpus: list[str] = figure(
         "list of text: GPUs that its workers were on, each as `host:index`, the index being the host's own",
         default=list,
         missing="on CPUs; where no worker came up; records from before there was the field",
     )
-    environment_key: str | None = figure("digest of what makes figures comparable, on worker 0's host", missing=NOT_MEASURED)
+    environment_key: str | None = figure("digest of what makes figures comparable, on worker 0's host")
     started_at: str = figure(
         "when the attempt began, later by what it waited for a host of the cluster",
         unit="ISO 8601, UTC",
@@ -141,21 +139,12 @@ class AttemptRecord:
         missing="there were none; on a CPU",
     )
     first_step_s: float | None = figure(
-        "the first step, up to the device being idle; a part of `warmup_s`",
-        unit="s",
-        over_ranks=most,
-        missing=NOT_MEASURED,
+        "the first step, up to the device being idle; a part of `warmup_s`", unit="s", over_ranks=most
     )
-    warmup_s: float | None = figure(
-        "the whole warm-up: compiling, and the steps themselves",
-        unit="s",
-        over_ranks=most,
-        missing=NOT_MEASURED,
-    )
+    warmup_s: float | None = figure("the whole warm-up: compiling, and the steps themselves", unit="s", over_ranks=most)
     warmup_steps: int | None = figure(
         "the first batches of the pool, then every length the padding can produce, twice, or three times with CUDA graphs",
         unit="steps",
-        missing=NOT_MEASURED,
     )
     restore_s: float | None = figure(
         "fetching artifacts and putting them in place, before the model is built; in no other figure but `wall_s`",
@@ -164,10 +153,7 @@ class AttemptRecord:
     )
     cache_restored: int | None = figure("what was put in place", unit="artifacts", missing="nothing was to be restored")
     cache_restored_bytes: int | None = figure(
-        "the size of what was put in place",
-        unit="bytes",
-        limits=BYTES,
-        missing="nothing was to be restored",
+        "the size of what was put in place", unit="bytes", missing="nothing was to be restored"
     )
     cache_refused: int | None = figure(
         "manifests and artifacts of the store that are not signed with this key, are damaged, or were not there; each is a "

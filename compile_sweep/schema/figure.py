@@ -106,9 +106,15 @@ class Figure:
     """Whether the number is above 0."""
 
 
-def figure(meaning: str, *, default: Any = None, **more: Any) -> Any:
-    """Declares a record's field that is null or empty by default; `list` and `dict` give a new empty one."""
-    about = {"figure": Figure(meaning=meaning, **more)}
+def figure(meaning: str, *, default: Any = None, missing: str = "", unit: str = "", **more: Any) -> Any:
+    """Declares a record's field that is null or empty by default; `list` and `dict` give a new empty one.
+
+    A field that is null by default is so if it was not measured, unless `missing` says otherwise.
+    """
+    if unit == "bytes":
+        more["limits"] = BYTES
+    missing = missing or (NOT_MEASURED if default is None else "never")
+    about = {"figure": Figure(meaning=meaning, missing=missing, unit=unit, **more)}
     return field(default_factory=default, metadata=about) if callable(default) else field(default=default, metadata=about)
 
 

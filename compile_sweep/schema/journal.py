@@ -111,8 +111,7 @@ def append(path: Path, text: str, unique: str = "") -> None:
     """Appends a line to the log, durably and safely from several processes; raises RecordsError if one holds `unique`."""
     line = sealed(text).encode() + b"\n"
     is_new = not path.exists()
-    with _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, lock=fcntl.LOCK_EX) as descriptor:
         _set_torn_end_aside(path, descriptor)
         if unique and _holds(descriptor, unique.encode()):
             raise RecordsError(f"{path} already has a record with {unique}, so none is added")
@@ -132,8 +131,7 @@ def recover(path: Path) -> str | None:
     """Moves a torn last line out of the log; returns a sentence, or None if nothing was torn."""
     if not path.exists():
         return None
-    with _opened(path, os.O_RDWR | os.O_APPEND) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with _opened(path, os.O_RDWR | os.O_APPEND, lock=fcntl.LOCK_EX) as descriptor:
         return _set_torn_end_aside(path, descriptor)
 
 
@@ -149,16 +147,7 @@ def sync_folder(folder: Path) -> None:
 
 def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
     """Reads every record of the log, in order; empty if there is no log yet. A RecordsError names the line that is not whole."""
-    try:
-        if not path.exists() and not path.is_symlink():  # a link to nothing is refused: its records are elsewhere
-            return []
-        with _opened(path) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # readers see all of a record or nothing
-            _check_format(path, descriptor)
-            text = _rest(descriptor, path).decode("utf-8", "replace")
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    *lines, rest = text.split("\n")  # splitlines would also cut at U+2028
+    *lines, rest = _content(path).decode("utf-8", "replace").split("\n")  # splitlines would also cut at U+2028
     if _is_whole(rest):
         lines.append(rest)
     elif not rest and lines and "\0" in lines[-1]:
@@ -166,8 +155,20 @@ def read(path: Path, parse: Callable[[str], Record], what: str) -> list[Record]:
     return list(_records(path, lines, parse, what))
 
 
-def _unreadable(path: Path, error: OSError) -> RecordsError:
-    return RecordsError(f"{path} cannot be read ({error.strerror}); name a folder whose records can be")
+def _content(path: Path, offset: int = 0) -> bytes:
+    """Returns what a log holds from this byte on; nothing if there is no log yet."""
+    try:
+        if not path.exists() and not path.is_symlink():  # a link to nothing is refused: its records are elsewhere
+            return b""
+        if offset and path.stat().st_size == offset:
+            return b""
+        with _opened(path, lock=fcntl.LOCK_SH) as descriptor:  # readers see all of a record or nothing
+            _check_format(path, descriptor)
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            with os.fdopen(descriptor, "rb", closefd=False) as log:
+                return _whole(log, path, _MOST_LOG_BYTES)
+    except OSError as error:
+        raise RecordsError(f"{path} cannot be read ({error.strerror}); name a folder whose records can be") from None
 
 
 class Tail(Generic[Record]):
@@ -183,16 +184,7 @@ class Tail(Generic[Record]):
         Raises:
             RecordsError: A line is not a whole record, or the log cannot be read any more.
         """
-        try:
-            if not self._path.exists() or self._path.stat().st_size == self._offset:
-                return []
-            with _opened(self._path) as descriptor:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                _check_format(self._path, descriptor)
-                os.lseek(descriptor, self._offset, os.SEEK_SET)
-                added = _rest(descriptor, self._path)
-        except OSError as error:
-            raise _unreadable(self._path, error) from None
+        added = _content(self._path, self._offset)
         added = added[: added.rfind(b"\n") + 1]  # the rest is an unfinished line
         self._offset += len(added)
         return list(_records(self._path, added.decode("utf-8", "replace").split("\n")[:-1], self._parse, self._what))
@@ -241,7 +233,7 @@ def _whole(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+def _opened(path: Path, flags: int = os.O_RDONLY, *, lock: int | None = None) -> Iterator[int]:
     try:
         descriptor = open_regular(path, flags)
     except OSError as error:
@@ -249,14 +241,11 @@ def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
             raise RecordsError(f"{path} is not a regular file; name a folder that a sweep wrote") from None
         raise
     try:
+        if lock is not None:
+            fcntl.flock(descriptor, lock)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _rest(descriptor: int, path: Path) -> bytes:
-    with os.fdopen(descriptor, "rb", closefd=False) as log:
-        return _whole(log, path, _MOST_LOG_BYTES)
 
 
 def _set_torn_end_aside(path: Path, descriptor: int) -> str | None:

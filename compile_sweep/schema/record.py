@@ -17,7 +17,6 @@ from compile_sweep.schema.attempt_record import AttemptRecord
 from compile_sweep.schema.errors import RecordsError
 from compile_sweep.schema.figure import (
     ANY_NUMBER,
-    BYTES,
     DIFFERENCE,
     NOT_MEASURED,
     SHARE,
@@ -76,7 +75,6 @@ class TrialRecord(AttemptRecord):
         unit="s",
         over_ranks=of_slowest,
         limits=DIFFERENCE,
-        missing=NOT_MEASURED,
     )
     compile_s_by_rank: list[float] = figure(
         "list: the same of each worker; `compile_s`, and its phases, are those of the slowest",
@@ -86,45 +84,35 @@ class TrialRecord(AttemptRecord):
         limits=DIFFERENCE,
         missing=NOT_MEASURED,
     )
-    steady_steps: int | None = figure("timed steps: whole passes over the pool", unit="steps", missing=NOT_MEASURED)
+    steady_steps: int | None = figure("timed steps: whole passes over the pool", unit="steps")
     step_ms_median: float | None = figure(
         "mean over the pool's batches of the median time of their padded length, on worker 0: batches of different length take"
         " different times",
         unit="ms",
         is_positive=True,
-        missing=NOT_MEASURED,
     )
     step_ms_ci95: tuple[float, float] | None = figure(
-        "[low, high]: 95% interval of that figure, by a bootstrap over passes",
-        unit="ms",
-        missing=NOT_MEASURED,
+        "[low, high]: 95% interval of that figure, by a bootstrap over passes", unit="ms"
     )
     stable: bool | None = figure(
         "whether that interval became narrow before the limit of passes: its width at most 1% of `step_ms_median`, on a CPU "
         "10%. If not, the trial is noisy: fronts, searches and constraints take the worse end of `samples_per_s_ci95`, "
         "`step_ms_ci95` and `speedup_eager_ci95` instead of the figure. Records from before 2026-11-23 say `failed` and "
-        "`unstable` of such a trial, and are read as `ok`",
-        missing=NOT_MEASURED,
+        "`unstable` of such a trial, and are read as `ok`"
     )
-    outliers: int | None = figure(
-        "timed steps over 1.5 times their batch's median; they count in every figure",
-        unit="steps",
-        missing=NOT_MEASURED,
-    )
+    outliers: int | None = figure("timed steps over 1.5 times their batch's median; they count in every figure", unit="steps")
     samples_per_s: float | None = figure(
         "samples of a pass over the mean time of a pass, added up over the workers: passes over the prepared pool, or with "
         "`pipeline` real over what the loader gives",
         unit="samples/s",
         over_ranks=total,
         is_positive=True,
-        missing=NOT_MEASURED,
     )
     samples_per_s_ci95: tuple[float, float] | None = figure(
         "[low, high]: 95% interval within this run, from the spread of the passes' total times; high is null where they bound"
         " it nowhere, and is read as infinite",
         unit="samples/s",
         over_ranks=scaled("samples_per_s"),
-        missing=NOT_MEASURED,
     )
     samples_per_s_per_worker: float | None = figure(
         "`samples_per_s` over the number of workers, each of which has a GPU of its own where there are GPUs",
@@ -133,18 +121,8 @@ class TrialRecord(AttemptRecord):
         is_positive=True,
         missing="not measured; records from before there was the field",
     )
-    tokens_per_s: float | None = figure(
-        "the same in useful tokens: padding is not counted",
-        unit="tokens/s",
-        over_ranks=total,
-        missing=NOT_MEASURED,
-    )
-    mean_length: float | None = figure(
-        "mean padded length of the pool's batches",
-        unit="tokens",
-        over_ranks=mean,
-        missing=NOT_MEASURED,
-    )
+    tokens_per_s: float | None = figure("the same in useful tokens: padding is not counted", unit="tokens/s", over_ranks=total)
+    mean_length: float | None = figure("mean padded length of the pool's batches", unit="tokens", over_ranks=mean)
     speedup_eager: float | None = figure(
         "time of eager steps over that of compiled steps on the same padded batches, from blocks in turn, so that a drift of "
         "the clocks cancels, and any padding, explicit buckets included, has an eager peer",
@@ -177,44 +155,27 @@ class TrialRecord(AttemptRecord):
         "timed steps; on a CPU the largest resident set of a worker's process",
         unit="bytes",
         over_ranks=most,
-        limits=BYTES,
-        missing=NOT_MEASURED,
     )
     peak_memory_bytes_by_rank: list[int] = figure(
-        "list: the same of each worker",
-        unit="bytes",
-        default=list,
-        over_ranks=each("peak_memory_bytes"),
-        limits=BYTES,
-        missing=NOT_MEASURED,
+        "list: the same of each worker", unit="bytes", default=list, over_ranks=each("peak_memory_bytes"), missing=NOT_MEASURED
     )
     peak_reserved_bytes: int | None = figure(
         "most memory that the allocator held of the device, given out or not, in the same time",
         unit="bytes",
         over_ranks=most,
-        limits=BYTES,
         missing="not measured; on a CPU",
     )
     compile_peak_memory_bytes: int | None = figure(
-        "most memory given out during the warm-up",
-        unit="bytes",
-        over_ranks=most,
-        limits=BYTES,
-        missing="not measured; on a CPU",
+        "most memory given out during the warm-up", unit="bytes", over_ranks=most, missing="not measured; on a CPU"
     )
     cudagraph_pool_bytes: int | None = figure(
-        "memory that CUDA graphs keep for themselves",
-        unit="bytes",
-        over_ranks=most,
-        limits=BYTES,
-        missing="not measured; on a CPU",
+        "memory that CUDA graphs keep for themselves", unit="bytes", over_ranks=most, missing="not measured; on a CPU"
     )
     batch_peak_bytes: dict[str, float] = figure(
         "object: of each batch size that `--largest-batch` tried, the most memory that torch's allocator gave out in two steps "
         "on the longest length; null where they did not fit. The worker makes these steps after all else is measured",
         unit="bytes",
         default=dict,
-        limits=BYTES,
         missing="`--largest-batch` was not given; the search failed, which `findings` says",
     )
     numerics: dict[str, Any] = figure(
@@ -224,7 +185,7 @@ class TrialRecord(AttemptRecord):
         limits=ANY_NUMBER,
         missing=NOT_MEASURED,
     )
-    source: str | None = figure("the settings as Python to paste, as they were executed", missing=NOT_MEASURED)
+    source: str | None = figure("the settings as Python to paste, as they were executed")
     cold_equivalent_s: float | None = figure(
         "`compile_s` + `cache_saved_s`: an estimate of the cold compile time, low where a graph that missed found C++ "
         "libraries of others ready",
@@ -242,30 +203,21 @@ class TrialRecord(AttemptRecord):
         unit="artifacts",
         missing="nothing was published",
     )
-    cache_made_bytes: int | None = figure(
-        "the size of what it published",
-        unit="bytes",
-        limits=BYTES,
-        missing="nothing was published",
-    )
+    cache_made_bytes: int | None = figure("the size of what it published", unit="bytes", missing="nothing was published")
     cache_new_bytes: int | None = figure(
-        "of these, what the store did not hold already",
-        unit="bytes",
-        limits=BYTES,
-        missing="nothing was published",
+        "of these, what the store did not hold already", unit="bytes", missing="nothing was published"
     )
     graphs: int | None = figure(
-        "graphs that Dynamo compiled for the step, over warm-up and timed steps; the check against eager is not counted",
-        missing=NOT_MEASURED,
+        "graphs that Dynamo compiled for the step, over warm-up and timed steps; the check against eager is not counted"
     )
-    graph_breaks: int | None = figure("distinct places in the code at which the graph broke", missing=NOT_MEASURED)
+    graph_breaks: int | None = figure("distinct places in the code at which the graph broke")
     graph_break_reasons: list[str] = figure(
         "list of text, one for each such place",
         default=list,
         over_ranks=merged,
         missing="there was none",
     )
-    recompiles: int | None = figure("recompiles that torch reported", missing=NOT_MEASURED)
+    recompiles: int | None = figure("recompiles that torch reported")
     recompile_reasons: list[str] = figure(
         "list of text with the guards that failed; each cut at 500 characters",
         default=list,
@@ -278,9 +230,7 @@ class TrialRecord(AttemptRecord):
         missing="it was not reached",
     )
     cudagraph_skips: int | None = figure(
-        "graphs that torch did not replay as CUDA graphs though it was asked to",
-        over_ranks=most,
-        missing=NOT_MEASURED,
+        "graphs that torch did not replay as CUDA graphs though it was asked to", over_ranks=most
     )
     cudagraph_skip_reasons: list[str] = figure("list of text: why", default=list, over_ranks=merged, missing="there was none")
     fallbacks: list[str] = figure(

@@ -113,74 +113,43 @@ _LOOKS_SECRET: Sequence[tuple[re.Pattern[str], str]] = (
 )
 """Patterns of text that looks like a secret wherever it stands, and their replacements."""
 
-_LOOKS_NAMED: Sequence[tuple[re.Pattern[str], str]] = (
-    (  # schemes of several parts: the rest of the line
-        re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:digest|aws4-hmac-sha256|oauth|hawk|ntlm|negotiate)\s)[^\r\n]+"),
-        rf"\1{REDACTED}",
-    ),
-    (
-        re.compile(
-            rf"(?i)\b(authorization[\"']?\s*[:=,]\s*b?[\"']?(?:(?:basic|bearer|token)\s+|[a-z][\w-]{{0,20}}\s+{_MIXED})?)[^\s\"',;]+"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(r"(?i)\b(bearer\s+)(?=\S{0,99}\d)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)\b(signature=)[a-f0-9]{64}"), rf"\1{REDACTED}"),
-    (
-        re.compile(
-            r"(\b(?:hooks\.(?:slack|zapier)\.com|discord(?:app)?\.com/api/(?:v\d+/)?webhooks|webhook\.office\.com)/)[^\s'\"<>]+"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (  # what is typed to log in: W&B's key, and user:password of curl
-        re.compile(rf"(?i)(\bwandb\s+login\s+(?:-\S+\s+){{0,4}}|\blogin\(\s*(?:key\s*=\s*)?[\"']){_MIXED}[\w-]{{30,}}"),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(r"(\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]?[\"']?[^\s:\"']{1,60}:)(?!//)[^\s\"']+"), rf"\1{REDACTED}"),
-    (re.compile(r"(\b(?:docker|podman|helm)\s[^\n]{0,40}\blogin\b[^\n]{0,100}?\s-p[\s=]?)[^\s\"']+"), rf"\1{REDACTED}"),
-    (re.compile(r"(\b(?:sshpass|mysql|mysqldump)\b[^\n]{0,100}?\s-p\s?)[^\s\"']{4,}"), rf"\1{REDACTED}"),
-    (  # a value with letters and digits behind a name such as API_KEY= or "token":
-        re.compile(
-            rf"(?i)({_SECRET_NAME}(?:{_QUOTE})?\]?\s{{0,3}}(?:=>|:=|[=:]|%3[AD])\s{{0,3}}[bru]?(?:{_QUOTE})?){_MIXED}{_CHAR}{{8,}}(?![\w(\[.])"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (  # any value of an environment variable whose name ends by saying so, except words that mean none
-        re.compile(
-            r"(?<![\w.])([A-Z0-9_]{0,60}(?:PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|_PASS|_PWD)=)"
-            r"(?!none\b|null\b|true\b|false\b|os\.|[\w.]+\()(?![~./*$<\"'])[^\s\"',;&]{6,}(?![\w(\[.])"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (  # any value directly behind a name that is surely a secret's, except names and numbers of code
-        re.compile(rf"(?i)({_PASSWORD_NAME}[\"']?(?:=|:\s?)[\"'])[^\s\"']{{4,}}(?=[\"'])"),
-        rf"\1{REDACTED}",
-    ),
-    (  # an element or an attribute of XML
-        re.compile(rf"(?i)(<[\w:-]{{0,40}}{_SECRET_NAME}>)[^\s<]{{4,}}(?=</)"),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(rf"(?i)({_SECRET_NAME}\"\s+value=\")[^\s\"]{{4,}}"), rf"\1{REDACTED}"),
-    (  # an option of a command line, also as two words of a list
-        re.compile(
-            rf"(?i)((?:^|[\s\"'])--?[\w-]{{0,40}}(?:(?:{_PASSWORD_NAME}|pwd)(?:\s{{1,3}}|=|[\"'],\s?)(?!-)"
-            rf"|token(?:\s{{1,3}}|=|[\"'],\s?[\"']){_MIXED})[\"']?)[^\s\"']{{4,}}"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (  # a sentence, and what .netrc and Redis say
-        re.compile(
-            rf"(?i)\b((?:(?:password|passphrase)(?:\s+(?:is|was))?|(?:token|secret|api key)\s+(?:is|was)|requirepass)\s+[\"']?)"
-            rf"{_MIXED}{_CHAR}{{12,}}"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(rf"([\"']auth[\"']\s?:\s?[\"']|\b_auth\s?=\s?[\"']?){_MIXED}[\w+/=-]{{16,}}"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)\b(x-api-key\s*[:=]\s*)[^\s\"',]+"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)(cookie[\"']?:\s*[\"']?|\b_gitlab_session=)[^\r\n\"']+"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)(private-mac:\s*)\S+"), rf"\1{REDACTED}"),
+_LOOKS_NAMED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # schemes of several parts: the rest of the line
+        r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:digest|aws4-hmac-sha256|oauth|hawk|ntlm|negotiate)\s)[^\r\n]+",
+        rf"(?i)\b(authorization[\"']?\s*[:=,]\s*b?[\"']?(?:(?:basic|bearer|token)\s+|[a-z][\w-]{{0,20}}\s+{_MIXED})?)[^\s\"',;]+",
+        r"(?i)\b(bearer\s+)(?=\S{0,99}\d)[A-Za-z0-9._~+/=-]{8,}",
+        r"(?i)\b(signature=)[a-f0-9]{64}",
+        r"(\b(?:hooks\.(?:slack|zapier)\.com|discord(?:app)?\.com/api/(?:v\d+/)?webhooks|webhook\.office\.com)/)[^\s'\"<>]+",
+        # what is typed to log in: W&B's key, and user:password of curl
+        rf"(?i)(\bwandb\s+login\s+(?:-\S+\s+){{0,4}}|\blogin\(\s*(?:key\s*=\s*)?[\"']){_MIXED}[\w-]{{30,}}",
+        r"(\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]?[\"']?[^\s:\"']{1,60}:)(?!//)[^\s\"']+",
+        r"(\b(?:docker|podman|helm)\s[^\n]{0,40}\blogin\b[^\n]{0,100}?\s-p[\s=]?)[^\s\"']+",
+        r"(\b(?:sshpass|mysql|mysqldump)\b[^\n]{0,100}?\s-p\s?)[^\s\"']{4,}",
+        # a value with letters and digits behind a name such as API_KEY= or "token":
+        rf"(?i)({_SECRET_NAME}(?:{_QUOTE})?\]?\s{{0,3}}(?:=>|:=|[=:]|%3[AD])\s{{0,3}}[bru]?(?:{_QUOTE})?){_MIXED}{_CHAR}{{8,}}(?![\w(\[.])",
+        # any value of an environment variable whose name ends by saying so, except words that mean none
+        r"(?<![\w.])([A-Z0-9_]{0,60}(?:PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|_PASS|_PWD)=)"
+        r"(?!none\b|null\b|true\b|false\b|os\.|[\w.]+\()(?![~./*$<\"'])[^\s\"',;&]{6,}(?![\w(\[.])",
+        # any value directly behind a name that is surely a secret's, except names and numbers of code
+        rf"(?i)({_PASSWORD_NAME}[\"']?(?:=|:\s?)[\"'])[^\s\"']{{4,}}(?=[\"'])",
+        # an element or an attribute of XML
+        rf"(?i)(<[\w:-]{{0,40}}{_SECRET_NAME}>)[^\s<]{{4,}}(?=</)",
+        rf"(?i)({_SECRET_NAME}\"\s+value=\")[^\s\"]{{4,}}",
+        # an option of a command line, also as two words of a list
+        rf"(?i)((?:^|[\s\"'])--?[\w-]{{0,40}}(?:(?:{_PASSWORD_NAME}|pwd)(?:\s{{1,3}}|=|[\"'],\s?)(?!-)"
+        rf"|token(?:\s{{1,3}}|=|[\"'],\s?[\"']){_MIXED})[\"']?)[^\s\"']{{4,}}",
+        # a sentence, and what .netrc and Redis say
+        rf"(?i)\b((?:(?:password|passphrase)(?:\s+(?:is|was))?|(?:token|secret|api key)\s+(?:is|was)|requirepass)\s+[\"']?)"
+        rf"{_MIXED}{_CHAR}{{12,}}",
+        rf"([\"']auth[\"']\s?:\s?[\"']|\b_auth\s?=\s?[\"']?){_MIXED}[\w+/=-]{{16,}}",
+        r"(?i)\b(x-api-key\s*[:=]\s*)[^\s\"',]+",
+        r"(?i)(cookie[\"']?:\s*[\"']?|\b_gitlab_session=)[^\r\n\"']+",
+        r"(?i)(private-mac:\s*)\S+",
+    )
 )
-"""The same for lines that hold one of these words, because looking takes long."""
+"""The same, behind what stays of them, for lines that hold one of these words, because looking takes long."""
 _WORDS = (
     *("secret", "passw", "passphrase", "pwd", "_pass", "key", "token", "credential", "auth", "bearer", "cookie", "session="),
     *("signature", "login", "curl", "sshpass", "mysql", "requirepass", "private-mac", "webhook", "hooks."),
@@ -336,8 +305,8 @@ def _has_word(text: str) -> bool:
 
 
 def _without_named(line: str) -> str:
-    for pattern, rest in _LOOKS_NAMED:
-        line = pattern.sub(rest, line)
+    for pattern in _LOOKS_NAMED:
+        line = pattern.sub(rf"\1{REDACTED}", line)
     return line
 
 

@@ -1,40 +1,33 @@
 """Shape policies: which samples share a batch, and what length a batch is padded to. Pure values, no torch."""
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class ShapePolicy(Protocol):
-    """Groups samples into batches, and maps a batch's longest row to the length of its tensors."""
-
-    def batches(self, row_lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-        """Returns the row indices of each batch, given every row's length in tokens; leftover rows are dropped."""
-        ...
-
-    def padded(self, longest: int) -> int:
-        """Returns the tokens each row is padded to in a batch whose longest row has `longest` tokens."""
-        ...
-
-    def lengths(self) -> tuple[int, ...]:
-        """Returns every length, in tokens and ascending, that a batch can be padded to."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Grouping:
-    """Batching, which works the same under every padding policy."""
+class ShapePolicy(ABC):
+    """Groups samples into batches, and maps a batch's longest row to the length of its tensors."""
 
     window: int = 1
     """Batches. Rows of similar length within a window of this many batches are batched together. 1 keeps the rows' order."""
 
     def batches(self, row_lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+        """Returns the row indices of each batch, given every row's length in tokens; leftover rows are dropped."""
         return group_by_length(row_lengths, batch_size, self.window)
+
+    @abstractmethod
+    def padded(self, longest: int) -> int:
+        """Returns the tokens each row is padded to in a batch whose longest row has `longest` tokens."""
+
+    @abstractmethod
+    def lengths(self) -> tuple[int, ...]:
+        """Returns every length, in tokens and ascending, that a batch can be padded to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadToMax(_Grouping):
+class PadToMax(ShapePolicy):
     """Pads every batch to one length."""
 
     max_length: int
@@ -48,7 +41,7 @@ class PadToMax(_Grouping):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadToLongest(_Grouping):
+class PadToLongest(ShapePolicy):
     """Pads to the batch's longest row, at least `shortest` tokens, rounded up to a multiple, and at most `max_length`."""
 
     max_length: int
@@ -67,7 +60,7 @@ class PadToLongest(_Grouping):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadToBuckets(_Grouping):
+class PadToBuckets(ShapePolicy):
     """Pads to the smallest of a few fixed lengths that holds the batch's longest row."""
 
     buckets: tuple[int, ...]
@@ -83,7 +76,7 @@ class PadToBuckets(_Grouping):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsTheyCome(_Grouping):
+class AsTheyCome(ShapePolicy):
     """Pads nothing."""
 
     known: tuple[int, ...]  # lengths of real batches, in tokens and ascending: no other is warmed up

@@ -18,7 +18,7 @@ from compile_sweep.harness.diagnostics import capture
 from compile_sweep.harness.diagnostics.coverage import Expectation
 from compile_sweep.harness.diagnostics.repeated_graphs import RepeatedGraphs
 
-TALLY = usage._Tally(usage.CacheUsage())
+TALLY = usage.Tally(usage.CacheUsage())
 WRAPPED = (*usage._Follower(TALLY).followed(), *kernels.functions_to_wrap(TALLY))
 FOLLOWED = [(owner, name) for owner, name, _ in WRAPPED if owner is not None]
 

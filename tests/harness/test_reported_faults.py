@@ -28,13 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CPU = torch.device("cpu")
 SHORT = Protocol(compared_steps=10, min_passes=2, max_passes=2, cpu_window_s=0.0)
-NOTICES = "dynamo.skip_tensor_guards_with_matching_dict_tags=off"
 STATIC = "scope=full,dynamic=static,backend=eager"
 AUTO = "scope=full,dynamic=auto,backend=eager"
 ALONE = "scope=modular,dynamic=auto,backend=eager"
 TRACED_BACKWARD = "scope=full,dynamic=auto,backend=aot_eager"
-OVERLOOKS = f"{TRACED_BACKWARD},{NOTICES.replace('=off', '=on')}"
-"""Torch's own default before 2.12, which settings otherwise change."""
 
 
 class Body(nn.Module):
@@ -405,10 +402,7 @@ FAULTS = [
     *(
         [Fault(Body, AUTO, None, ("requires_grad of first.bias", "if layers are unfrozen once"), (), LateUnfreezing)]
         if torch_version() >= (2, 12)
-        else [
-            Fault(Body, OVERLOOKS, "diverges", (f"{NOTICES}: model.first has gradients only from",), (), LateUnfreezing),
-            Fault(Body, TRACED_BACKWARD, None, ("requires_grad of first.bias",), ("diverges",), LateUnfreezing),
-        ]
+        else [Fault(Body, TRACED_BACKWARD, None, ("requires_grad of first.bias",), ("diverges",), LateUnfreezing)]
     ),
     *(
         [

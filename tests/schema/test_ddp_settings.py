@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_sweep.harness.source import Facts, to_source
-from compile_sweep.harness.source_ddp import wrapped_and_compiled, wrapper
+from compile_sweep.harness.source import Facts, to_source, wrapped_and_compiled, wrapper
 from compile_sweep.schema.ddp_settings import DdpSettings, check_ddp_workers
 from compile_sweep.schema.errors import SettingsError
 from compile_sweep.schema.settings import CompileSettings

@@ -4,11 +4,12 @@ A kernel from a restored graph remembers the path it was written to on the host 
 configuration next to that path; so does torch when it saves one. Both are redirected to this process's own folder.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
@@ -16,31 +17,22 @@ from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.compile_cache.folders import ArtifactKind
 
+if TYPE_CHECKING:
+    from compile_sweep.harness.compile_cache.usage import Tally
+
 AutotuneCache = private("torch._inductor.runtime.autotune_cache", "AutotuneCache")
 CachingAutotuner = private("torch._inductor.runtime.triton_heuristics", "CachingAutotuner")
 
 
-class TuningListener(Protocol):
-    """Receives events about kernels, by kind and key of the kernel's configuration."""
-
-    def spared(self, name: tuple[str, str]) -> None:
-        """Called when a kernel is ready without tuning."""
-
-    def tuned(self, name: tuple[str, str], seconds: float) -> None:
-        """Called when a kernel was tuned, with the seconds it took; may be called twice for one kernel, once for each part."""
-
-    def chosen(self, best: tuple[str, str], configurations: Sequence[tuple[str, str]]) -> None:
-        """Called when one of a kernel's compiled configurations was chosen as best; restoring it saves compiling the rest."""
-
-
-def functions_to_wrap(tally: TuningListener) -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
+def functions_to_wrap(tally: Tally) -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
     """Yields functions of torch to wrap: class, name, and a replacement that takes the original as its first argument."""
 
     def tune(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        with _timing() as seconds:
-            result = original(kernel, *args, **kwargs)
+        begun = time.perf_counter()
+        result = original(kernel, *args, **kwargs)
+        seconds = time.perf_counter() - begun
         if name := _name(kernel):
-            tally.tuned(name, seconds())
+            tally.tuned(name, seconds)
         return result
 
     def choose(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,9 +101,3 @@ def _name(kernel: Any) -> tuple[str, str] | None:
     if cache is None or cache.local_cache is None:
         return None
     return ArtifactKind.AUTOTUNE, "/".join(Path(cache.local_cache[1]).parts[-2:])
-
-
-@contextmanager
-def _timing() -> Iterator[Callable[[], float]]:
-    begun = time.perf_counter()
-    yield lambda: time.perf_counter() - begun

@@ -54,34 +54,27 @@ def _components() -> Iterator[tuple[str, str]]:
     if newer := fp32_precision_overrides():
         yield "float32_precision", " ".join(f"{name}={value}" for name, value in newer.items())
     yield "default_dtype", str(torch.get_default_dtype())
-    yield (
+    yield _flags(
         "deterministic",
-        _flags(
-            algorithms=torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-            fill=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        ),
+        algorithms=torch.are_deterministic_algorithms_enabled(),
+        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        fill=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
     )
     if torch.version.cuda is None:
         yield "cpu_threads", str(torch.get_num_threads())
         return
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    yield "attention_backends", _flags(
-        flash=cuda.flash_sdp_enabled(), efficient=cuda.mem_efficient_sdp_enabled(), math=cuda.math_sdp_enabled(),
-        cudnn=cuda.cudnn_sdp_enabled(),
+    yield _flags(
+        "attention_backends",
+        flash=cuda.flash_sdp_enabled(), efficient=cuda.mem_efficient_sdp_enabled(),
+        math=cuda.math_sdp_enabled(), cudnn=cuda.cudnn_sdp_enabled(),
     )  # fmt: skip
-    yield (
-        "cudnn",
-        _flags(
-            enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, tf32=convolutions_allow_tf32()
-        ),
-    )
-    yield (
+    tf32, deterministic = convolutions_allow_tf32(), cudnn.deterministic
+    yield _flags("cudnn", enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=deterministic, tf32=tf32)
+    yield _flags(
         "reduced_precision_reductions",
-        _flags(
-            fp16=bool(cuda.matmul.allow_fp16_reduced_precision_reduction),
-            bf16=bool(cuda.matmul.allow_bf16_reduced_precision_reduction),
-        ),
+        fp16=bool(cuda.matmul.allow_fp16_reduced_precision_reduction),
+        bf16=bool(cuda.matmul.allow_bf16_reduced_precision_reduction),
     )
     yield "ptxas", _assembler()
 
@@ -97,8 +90,8 @@ def _changed(prefix: str, config: Any) -> Iterator[tuple[str, str]]:
                 yield f"{prefix}.{name}", re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def _flags(**switches: bool) -> str:
-    return " ".join(f"{name}={'on' if on else 'off'}" for name, on in switches.items())
+def _flags(component: str, **switches: bool) -> tuple[str, str]:
+    return component, " ".join(f"{name}={'on' if on else 'off'}" for name, on in switches.items())
 
 
 def _assembler() -> str:

@@ -88,7 +88,7 @@ def watch_caches(restored: Iterable[Artifact] = ()) -> Iterator[CacheUsage]:
     """
     use = CacheUsage(cost_s={(str(artifact.kind), artifact.key): artifact.cost_s for artifact in restored if artifact.cost_s})
     with ExitStack() as undo:
-        tally = _Tally(use)
+        tally = Tally(use)
         for owner, name, by in (*_Follower(tally).followed(), *cache_kernels.functions_to_wrap(tally)):
             _follow(undo, owner, name, by)
         yield use
@@ -108,7 +108,7 @@ def _follow(undo: ExitStack, owner: type | None, name: str, by: Callable[..., An
     undo.callback(setattr, owner, name, declared)
 
 
-class _Tally:
+class Tally:
     """Counts into a `CacheUsage`."""
 
     def __init__(self, use: CacheUsage) -> None:
@@ -165,10 +165,12 @@ class _Tally:
         return self._use.cost_s.get(name, otherwise_s)
 
     def spared(self, name: ArtifactName) -> None:
+        """Records that a kernel is ready without tuning, given by kind and key of its configuration."""
         if name in self._use.cost_s:  # other kernels have only one configuration
             self.hit(name)
 
     def tuned(self, name: ArtifactName, seconds: float) -> None:
+        """Records the seconds that tuning a kernel took; may be called twice for one kernel, once for each part."""
         if name in self._made:  # the second part of tuning, coordinate descent
             seconds += self.cost_s(name)
         else:
@@ -176,6 +178,7 @@ class _Tally:
         self.made(name, seconds)
 
     def chosen(self, best: ArtifactName, configurations: Sequence[ArtifactName]) -> None:
+        """Records which compiled configuration of a kernel was chosen as best; restoring it saves compiling the rest."""
         with self._counting:
             if best in self._use.cost_s:
                 others = [name for name in configurations if name != best and name in self._use.cost_s]
@@ -208,7 +211,7 @@ class _Thread(threading.local):
 class _Follower:
     """Replacements for torch's functions; each method calls the original."""
 
-    def __init__(self, tally: _Tally) -> None:
+    def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._here = _Thread()
         self._missed: dict[str, tuple[float, float]] = {}

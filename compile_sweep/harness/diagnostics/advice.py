@@ -27,6 +27,7 @@ from compile_sweep.schema.causes.guards import (
 from compile_sweep.schema.causes.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
+from compile_sweep.schema.visible_text import counted
 
 _HINTS = (
     (r"TensorFloat32|tf32", "say matmul_precision=high, if the model bears it"),
@@ -75,7 +76,7 @@ class KnownSizes:
 
 def advise_on_hint(text: str) -> str | None:
     """Returns what a performance hint means for these settings."""
-    return _first(_HINTS, text)
+    return next((advice for pattern, advice in _HINTS if re.search(pattern, text)), None)
 
 
 _A_SIZE = r"([\w.\[\]']+)\.size\(\)\[(\d+)\]"
@@ -175,10 +176,6 @@ def _named(source: str) -> str:
     return ".".join(words) or source
 
 
-def _first(rules: tuple[tuple[str, str], ...], text: str) -> str | None:
-    return next((advice for pattern, advice in rules if re.search(pattern, text)), None)
-
-
 _GIB = 2**30
 _MIB = 2**20
 
@@ -206,7 +203,8 @@ def explain_measurement(
     yield Section(title="runs eagerly", lines=_listed(eagerly, lambda text: advice_on_fallback(text, breaks)))
     if settings.claims_cudagraphs:
         yield Section(title="CUDA graphs skipped", lines=_listed(found["cudagraph_skip_reasons"], advice_on_cudagraph_skip))
-    yield Section(title="performance hints", lines=_hints(found["perf_hints"]))
+    hints = _with_advice((hint, advise_on_hint(hint)) for hint in found["perf_hints"])
+    yield Section(title="performance hints", lines=hints or ["none"])
     yield Section(title="time", lines=list(_times(found)))
     if changes := found.get("findings"):
         yield Section(title="changes while it trains", lines=changes)
@@ -224,7 +222,8 @@ _SHORT = 3  # how many findings of one kind a short list shows
 def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) -> Iterator[str]:
     """Yields the first graph breaks and recompiles of a measurement, one per line, with what helps below those it helps."""
     breaks, recompiles = found["graph_break_reasons"], found["recompile_reasons"]
-    yield from _with_advice((f"graph break: {text.splitlines()[0]}", advice_on_break(text)) for text in _first_distinct(breaks))
+    first = list(dict.fromkeys(breaks))[:_SHORT]
+    yield from _with_advice((f"graph break: {text.splitlines()[0]}", advice_on_break(text)) for text in first)
     told = []
     for series in fold_recompiles(recompiles)[:_SHORT]:
         cause = cause_of_series(series, breaks, recompiles)
@@ -232,10 +231,6 @@ def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) 
         advice = explain_recompiles(series, lengths, breaks, recompiles) if lengths else short
         told.append((f"recompile: {series.text}", advice))
     yield from _with_advice(told)
-
-
-def _first_distinct(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))[:_SHORT]
 
 
 def _with_advice(findings: Iterable[tuple[str, str | None]]) -> list[str]:
@@ -247,13 +242,13 @@ def _with_advice(findings: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def _compiled(found: Mapping[str, Any], settings: CompileSettings, targets: Sequence[str]) -> Iterator[str]:
-    graphs = _number(found["graphs"], "graph")
+    graphs = counted(found["graphs"], "graph")
     if settings.scope is Scope.EAGER:
         yield f"{graphs}: scope=eager compiles no part of the model"
     elif settings.compiles_whole:
         yield f"{graphs} of the model and its loss as one"
     else:
-        yield f"{graphs} of {_number(len(targets), 'module')}: {_shown(targets)}"
+        yield f"{graphs} of {counted(len(targets), 'module')}: {_shown(targets)}"
         if settings.scope is Scope.REGIONAL:
             yield "modules of one class share their graphs"
 
@@ -268,10 +263,6 @@ def _listed(findings: Sequence[str], helps: Callable[[str], str | None]) -> list
         if helped := helps(text):
             lines.append(f"  → {helped}")
     return lines or ["none"]
-
-
-def _hints(hints: Sequence[str]) -> list[str]:
-    return _with_advice((hint, advise_on_hint(hint)) for hint in hints) or ["none"]
 
 
 def _recompiled(recompiles: Sequence[str], lengths: KnownSizes, breaks: Sequence[str]) -> list[str]:
@@ -297,7 +288,7 @@ def _phases(found: Mapping[str, Any]) -> Iterator[str]:
     if spared is not None and found["device"] == "cpu":
         yield "without torch's check of this CPU's vector instructions, which every trial of a sweep makes"
     if spared:
-        graphs = _number(found["graphs"], "graph")
+        graphs = counted(found["graphs"], "graph")
         yield f"without the code of {spared} of {graphs}, which repeat others and run once: longer in a sweep"
     yield f"{total:.1f} s; the first step took {found['first_step_s']:.1f} s"
     for name, seconds in found["compile_phases_s"].items():
@@ -319,7 +310,7 @@ def _memory(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _numerics(numerics: Mapping[str, Any]) -> Iterator[str]:
     status = str(numerics["status"]).replace("_", " ")
-    yield f"{status}, over {_number(numerics['compared_steps'], 'step')} beside eager: {numerics['worst']}"
+    yield f"{status}, over {counted(numerics['compared_steps'], 'step')} beside eager: {numerics['worst']}"
     if remark := numerics.get("remark"):
         yield f"  {remark}"
     if advice := numerics.get("advice"):
@@ -357,10 +348,6 @@ def _gradient_check(check: Mapping[str, Any]) -> str:
 def _shown(names: Iterable[str], most: int = 4) -> str:
     names = list(names)
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 1])}, … {names[-1]}"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _size(count: int) -> str:

@@ -8,6 +8,7 @@ Output: the number of graphs without code. If there are any and no limit was hit
 setting's, and it has to be measured again without this.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from torch._guards import CompileContext
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.schema.causes.recompiles import fold_recompiles
 
+_NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf|nan)")
 GRAPHS_WITH_CODE = 2  # number of graphs of one function that get code, whatever asked for them
 
 
@@ -57,14 +59,6 @@ def _repeats(reasons: Sequence[str]) -> bool:
     if compiling is None or (compiling.frame_compile_id or 0) < GRAPHS_WITH_CODE:
         return False
     last = fold_recompiles(reasons[-GRAPHS_WITH_CODE:])
-    return (
-        len(last) == 1 and last[0].first.kind == "value" and len([v for v in last[0].values if _is_number(v)]) == GRAPHS_WITH_CODE
-    )
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
+    if len(last) != 1 or last[0].first.kind != "value":
         return False
-    return True
+    return sum(_NUMBER.fullmatch(value) is not None for value in last[0].values) == GRAPHS_WITH_CODE

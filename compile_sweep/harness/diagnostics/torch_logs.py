@@ -24,8 +24,6 @@ _NO_FALLBACK = (
     "recompile limit exceeded",  # logged with the function and the limit right before
     "Attempt to trace generator",  # the caller of a generator has a frame of its own, and inlines the generator if it is compiled
 )
-_EXECUTED_SOURCE = "compile_settings_"
-"""Prefix of the pseudo file name under which `harness/apply.py` executes the source of settings."""
 _SOURCE_RUNTIME = os.path.join(os.path.dirname(os.path.dirname(__file__)), "source_runtime.py")
 """Named, not imported: that would load torch in a driver, which reads what is left of a dead trial."""
 
@@ -301,7 +299,7 @@ def _one_line(text: str) -> str:
 
 
 def _leads_to_model(path: str) -> bool:
-    return is_harness(path) or os.path.basename(path).startswith(_EXECUTED_SOURCE)
+    return is_harness(path) or os.path.basename(path).startswith(SOURCE_PREFIX)
 
 
 def _import_folders() -> Iterator[str]:

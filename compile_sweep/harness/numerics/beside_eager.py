@@ -29,8 +29,7 @@ from compile_sweep.harness.numerics.finite_differences import (
     Differentiated,
     FiniteDifferences,
     Precision,
-    dense,
-    dot,
+    product,
 )
 
 NUM_POINTS = 6
@@ -193,7 +192,7 @@ class BesideEager(FiniteDifferences):
         """Returns products of gradients, each for all layers: precise with precise, with compiled and with eager ones, eager²."""
 
         def products(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[float]:
-            return [sum(_product(one[i], other[i]) for i in indices) for indices in named.values()]
+            return [sum(product(one[i], other[i]) for i in indices) for indices in named.values()]
 
         self._shake(seed)
         try:
@@ -209,10 +208,6 @@ class BesideEager(FiniteDifferences):
         finally:
             self._restore()
         return agreed_numbers([*products(precise, precise), *compiled, *eager], self._step.device)
-
-
-def _product(one: Tensor | None, other: Tensor | None) -> float:
-    return 0.0 if one is None or other is None else dot(dense(one), dense(other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,8 +83,7 @@ def bisect(prepared: Prepared, batches: Sequence[Batch], report: Callable[[str],
     if prepared.settings.scope is Scope.NESTED and search.is_right_without_regions():
         return replace(found, without_regions=True)
     model = unwrap_ddp(build_model_on(prepared.workload, torch.device("cpu")))
-    prepared.modules(model)
-    module = search.innermost(model, prepared.targets)
+    module = search.innermost(model, prepared.compiled_apart(model))
     if not module:
         return found
     return replace(

@@ -35,26 +35,17 @@ def with_what_changed(
     found: GradientCheck, model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
     """Returns a check with the names of tensors that a forward reads and changes in place; workers call this together."""
-    before, after = _watched(model, step, eagerly)
+    before, after = changes_in_place(model, step, eagerly)
     return replace(found, read_then_changed=before, changed_then_read=after)
 
 
-def read_then_changed(model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]) -> list[str]:
-    """Returns names of tensors that an eager forward reads for its gradients and then changes in place.
+def changes_in_place(
+    model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
+) -> tuple[list[str], list[str]]:
+    """Returns names of tensors that an eager forward reads for its gradients and then changes in place, and the other way round.
 
     A step that torch cannot watch, such as one with `flex_attention`, gives no names.
     """
-    return _watched(model, step, eagerly)[0]
-
-
-def changed_then_read(model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]) -> list[str]:
-    """Returns names of tensors that an eager forward changes in place and then reads for its gradients."""
-    return _watched(model, step, eagerly)[1]
-
-
-def _watched(
-    model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
-) -> tuple[list[str], list[str]]:
     held = _of_the_user(model)
     if not held:
         return [], []
@@ -92,9 +83,10 @@ class _Watched(FiniteDifferences):
                 return [], []
             self._restore_untrained()  # before it watches, since that changes tensors in place itself
             self._step.discard()
-            with own_random_numbers(self._step.device, self._seed), _Reads(changed) as reads:
+            reads = _Reads(changed)
+            with own_random_numbers(self._step.device, self._seed), reads:
                 self._step.run()
-        return reads.found, reads.found_after
+        return reads.names()
 
 
 class _Reads(TorchDispatchMode):
@@ -117,15 +109,11 @@ class _Reads(TorchDispatchMode):
         """The same of tensors as they were after they were changed."""
         self._alive: list[Tensor] = []  # so that no storage is another's successor
 
-    @property
-    def found(self) -> list[str]:
-        """Returns the names, in the order of the model."""
-        return [name for name in self._held.values() if name in self._changed & self._used]
-
-    @property
-    def found_after(self) -> list[str]:
-        """Returns the names of those that gradients depend on as they were after a change."""
-        return [name for name in self._held.values() if name in self._used_after]
+    def names(self) -> tuple[list[str], list[str]]:
+        """Returns those that are read and then changed, and those that gradients depend on as they were after a change."""
+        found = (self._changed & self._used, self._used_after)
+        before, after = ([name for name in self._held.values() if name in names] for names in found)  # in the order of the model
+        return before, after
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         outputs = func(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@ the run, timed steps included, must be finite. Of inference, the outputs are com
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -286,6 +287,9 @@ def judge(
             is_script=is_script,
             on_gpu=on_gpu,
         )
+    gaps: dict[str, dict[str, Gap]] = defaultdict(dict)
+    for one in compared:
+        gaps[one.respect][one.module] = one.gap
     return Numerics(
         status=status,
         compared_steps=len(compiled.losses),
@@ -295,12 +299,12 @@ def judge(
         judged_steps=len(about.calm) if about else 0,
         random=references.eager.random,
         reference=references.precise_dtype,
-        loss=next((c.gap for c in compared if c.respect == "loss"), Gap(gap=None, tolerance=None, kind="rms")),
-        gradients={c.module: c.gap for c in compared if c.respect == "gradients"},
-        updates={c.module: c.gap for c in compared if c.respect == "updates"},
-        parameters={c.module: c.gap for c in compared if c.respect == "parameters"},
-        buffers={c.module: c.gap for c in compared if c.respect == "buffers"},
-        outputs=next((c.gap for c in compared if c.respect == "outputs"), None),
+        loss=gaps["loss"].get("", Gap(gap=None, tolerance=None, kind="rms")),
+        gradients=gaps["gradients"],
+        updates=gaps["updates"],
+        parameters=gaps["parameters"],
+        buffers=gaps["buffers"],
+        outputs=gaps["outputs"].get(""),
         gradient_check=gradient_check,
         worst=worst,
         remark=remark,
@@ -388,23 +392,22 @@ class _Comparison:
 
 def _comparisons(compiled: Trajectory, references: References, about: ComparisonContext) -> Iterator[_Comparison]:
     runs, last = references.runs, references.runs[-1]
+    every = (compiled, *runs)
     steps = len(compiled.losses)
     rarely = bool(about.random and references.perturbed) and any(
         steps_of_rare_chance([run.gradients[module] for run in runs]).any() for module in compiled.gradients
     )
 
-    def compared(
-        respect: Quantity, module: str, of: Callable[[Trajectory], Sequence[float]], sizes: Sequence[float]
-    ) -> _Comparison:
-        values = [of(run) for run in runs]
-        gap, step_gaps = compare_series(respect, of(compiled), values, sizes, about)
+    def compared(respect: Quantity, module: str, series: Sequence[Sequence[float]], sizes: Sequence[float]) -> _Comparison:
+        own, *values = series
+        gap, step_gaps = compare_series(respect, own, values, sizes, about)
         if rarely and gap.share > 1:
-            gap = widened_by_chance(gap, of(compiled), values, about.calm)
+            gap = widened_by_chance(gap, own, values, about.calm)
         return _Comparison(respect.name, module, gap, step_gaps)
 
-    yield compared(LOSS, "", lambda run: run.losses, [max(map(abs, last.losses))] * steps)
+    yield compared(LOSS, "", [run.losses for run in every], [max(map(abs, last.losses))] * steps)
     if _outputs_compare(references):
-        outputs, *eager = ([zero_infinities(elements) for elements in run.outputs] for run in (compiled, *runs))
+        outputs, *eager = ([zero_infinities(elements) for elements in run.outputs] for run in every)
         gap, step_gaps = compare_outputs(outputs, eager, about)
         yield _Comparison("outputs", "", gap, step_gaps)
     whole = [math.hypot(*norms) for norms in zip(*last.gradients.values(), strict=True)]
@@ -414,8 +417,8 @@ def _comparisons(compiled: Trajectory, references: References, about: Comparison
         moved = compare_movement(*ways, weights, steps, about)
         if rarely and moved.share > 1:
             moved = movement_widened_by_chance(moved, *ways)
-        yield compared(GRADIENTS, module, partial(_gradients, module), whole)
-        yield compared(UPDATES, module, partial(_updates, module), [weights] * steps)
+        yield compared(GRADIENTS, module, [run.gradients[module] for run in every], whole)
+        yield compared(UPDATES, module, [run.updates[module] for run in every], [weights] * steps)
         yield _Comparison("parameters", module, moved, [])
     for module in _moved_buffers(compiled, references):
         moved = compare_movement(
@@ -456,14 +459,6 @@ def _circumstances(compiled: Trajectory, references: References) -> ComparisonCo
 
 def _percent(relative: float | None) -> str:
     return "an unknown amount" if relative is None else f"{100 * relative:.3g}%"
-
-
-def _gradients(module: str, run: Trajectory) -> Sequence[float]:
-    return run.gradients[module]
-
-
-def _updates(module: str, run: Trajectory) -> Sequence[float]:
-    return run.updates[module]
 
 
 @dataclass(frozen=True, slots=True)

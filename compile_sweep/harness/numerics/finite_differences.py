@@ -397,14 +397,10 @@ class FiniteDifferences:
         return Point(
             loss,
             [
-                sum(self._projection(gradients[i], i) for i in indices) / self._norms[layer]
+                sum(product(gradients[i], self._directions[i]) for i in indices) / self._norms[layer]
                 for layer, indices in self._layers.items()
             ],
         )
-
-    def _projection(self, gradient: Tensor | None, index: int) -> float:
-        direction = self._directions[index]
-        return 0.0 if gradient is None or direction is None else dot(dense(gradient), direction)
 
     def _move(self, steps: Mapping[str, float], side: float) -> None:
         with torch.no_grad():
@@ -466,6 +462,11 @@ class FiniteDifferences:
 def dense(gradient: Tensor) -> Tensor:
     """Returns a gradient that may be sparse, as an embedding's, with all its elements."""
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def product(one: Tensor | None, other: Tensor | None) -> float:
+    """Dot product of gradients, each of which may be sparse; 0 if there is none."""
+    return 0.0 if one is None or other is None else dot(dense(one), dense(other))
 
 
 def dot(one: Tensor, other: Tensor) -> float:

@@ -192,11 +192,20 @@ def check_gradients(
 def _by_finite_differences(
     step: Differentiated, precision: Precision, rounding: float, draws: bool, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
-    first, known = _attempt(step, precision, 0, rounding, draws, eagerly)
+    def attempt(number: int, among: Sequence[str] = (), known: Rounding | None = None) -> tuple[GradientCheck, Rounding | None]:
+        nearby, seed = precision.is_half or number > 0, _SEED + number
+        search = _Search(step, precision, rounding=rounding, seed=seed, draws=draws, eagerly=eagerly, starts_nearby=nearby)
+        search.among, search.known = among, known
+        try:
+            return replace(search.found(), evaluations=search.evaluations), search.known
+        finally:
+            search.put_back()
+
+    first, known = attempt(0)
     if first.outcome is not Outcome.WRONG:
         return first
     # A single draw does not suffice to call a setting wrong.
-    again, _ = _attempt(step, precision, 1, rounding, draws, eagerly, list(first.layers)[:MAX_CONFIRMED], known)
+    again, _ = attempt(1, list(first.layers)[:MAX_CONFIRMED], known)
     evaluations = first.evaluations + again.evaluations
     if again.outcome is not Outcome.WRONG or known is None:
         return replace(again, evaluations=evaluations)
@@ -228,32 +237,6 @@ def _seen_beside(other: Comparison, evaluations: int) -> GradientCheck:
         beside_eager=True,
         evaluations=evaluations,
     )
-
-
-def _attempt(
-    step: Differentiated,
-    precision: Precision,
-    attempt: int,
-    rounding: float,
-    draws: bool,
-    eagerly: Callable[[], AbstractContextManager[Any]],
-    among: Sequence[str] = (),
-    known: Rounding | None = None,
-) -> tuple[GradientCheck, Rounding | None]:
-    search = _Search(
-        step,
-        precision,
-        rounding=rounding,
-        seed=_SEED + attempt,
-        draws=draws,
-        eagerly=eagerly,
-        starts_nearby=precision.is_half or attempt > 0,
-    )
-    search.among, search.known = among, known
-    try:
-        return replace(search.found(), evaluations=search.evaluations), search.known
-    finally:
-        search.put_back()
 
 
 def _unfit(parameters: Iterable[nn.Parameter]) -> str | None:
@@ -349,7 +332,9 @@ class _Search(FiniteDifferences):
             ours, theirs = self._residuals[False, width, line], self._residuals[True, width, line]
             chance = [ours.uneven] if self._draws else [ours.uneven - theirs.uneven, ours.bend - theirs.bend]
             if stands_out and self._is_seen(left) and abs(left) > UNEVEN_MARGIN * max(map(abs, chance)):
-                return self._wrong(width, judged[width][line], checked)
+                layers = self._wrong_layers(width)
+                error = abs(next(iter(layers.values()), judged[width][line]))
+                return self._verdict(Outcome.WRONG, error, checked, layers)
         return self._by_groups(checked)
 
     def _error_at_two_widths(self, errors: Mapping[float, Sequence[float]]) -> float | None:
@@ -449,7 +434,8 @@ class _Search(FiniteDifferences):
         lines: list[dict[str, float]] = []
         for own, alike in sorted(by_width.items(), reverse=True):
             count = len(alike) if self.among else max(1, round(MAX_GROUPS * len(alike) / max(MAX_GROUPS, len(names))))
-            lines += [_chosen(self._moves(own), group) for group in _strided(alike, count)]
+            moves = self._moves(own)
+            lines += [{name: moves[name] for name in group} for group in _strided(alike, count)]
         return lines
 
     def _own_width(self, name: str, wanted: float) -> float:
@@ -528,10 +514,6 @@ class _Search(FiniteDifferences):
         """Tells whether a residual is larger than what rounding does to the loss; the limits in half precision allow for it."""
         return self._precision.is_half or abs(left) >= NOISE_MARGIN * self._noise()
 
-    def _wrong(self, width: float, error: float, checked: float) -> GradientCheck:
-        layers = self._wrong_layers(width)
-        return self._verdict(Outcome.WRONG, abs(next(iter(layers.values()), error)), checked, layers)
-
     def _verdict(
         self, outcome: Outcome, error: float, checked: float, layers: Mapping[str, float] | None = None
     ) -> GradientCheck:
@@ -571,10 +553,6 @@ class _Search(FiniteDifferences):
             signs = {name: random.choice((-1.0, 1.0)) for name in moves}
             if abs(sum(signs[name] * change for name, change in changes.items())) >= 0.999 * least:
                 return signs
-
-
-def _chosen(moves: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    return {name: moves[name] for name in names}
 
 
 def _unevenness(looks: Sequence[Look]) -> float:

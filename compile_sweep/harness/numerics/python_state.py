@@ -8,6 +8,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,11 @@ class PythonState:
         elif isinstance(value, dict):
             self._put_back.append(_put_back_items(value))
         elif isinstance(value, torch.Generator):
-            self._put_back.append(_setter(value.set_state, value.get_state()))
+            self._put_back.append(partial(value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
-            self._put_back.append(_setter(value.setstate, value.getstate()))
+            self._put_back.append(partial(value.setstate, value.getstate()))
         elif isinstance(value, np.random.Generator):
-            self._put_back.append(_setter(_set_bit_generator(value), value.bit_generator.state))
+            self._put_back.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
         elif _is_own(type(value).__module__) and not isinstance(value, nn.Module | type) and id(value) not in self._seen:
             self._seen.add(id(value))
             for own in list(getattr(value, "__dict__", {})):
@@ -141,11 +142,3 @@ def _put_back_items(mapping: dict[Any, Any]) -> Callable[[], object]:
             del mapping[key]
 
     return put_back
-
-
-def _setter(set_state: Callable[[Any], object], state: Any) -> Callable[[], object]:
-    return lambda: set_state(state)
-
-
-def _set_bit_generator(generator: np.random.Generator) -> Callable[[Any], object]:
-    return lambda state: setattr(generator.bit_generator, "state", state)

@@ -9,7 +9,7 @@ one B, to know how far right runs scatter.
 import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -89,11 +89,9 @@ def build_model_on(workload: Workload, device: torch.device, dtype: torch.dtype 
     return model if dtype is None else model._apply(partial(_in, dtype))  # Module.to would make complex tensors real
 
 
-@contextmanager
-def eager_reference(prepared: Prepared, *, seed: int | None = None) -> Iterator[tuple[nn.Module, TrainStep]]:
+def eager_reference(prepared: Prepared, *, seed: int | None = None) -> AbstractContextManager[tuple[nn.Module, TrainStep]]:
     """Yields a fresh model and an eager step that computes what the prepared settings should; draws from `seed` on."""
-    with _stepping(prepared.eager_counterpart(), prepared.workload.seed if seed is None else seed) as (model, step):
-        yield model, step
+    return _stepping(prepared.eager_counterpart(), prepared.workload.seed if seed is None else seed)
 
 
 @contextmanager
@@ -201,15 +199,7 @@ def with_the_same_draws(prepared: Prepared, batches: Sequence[Batch], references
     error, seed = kernel_rounding(references.rounding), prepared.workload.seed
     draws = range(seed + 1, seed + 1 + MORE_PERTURBED)
     alike = [_run(prepared, batches, seed, perturbed_by=error, perturbation=draw) for draw in draws]
-    return References(
-        eager=references.eager,
-        permuted=[],
-        precise=None,
-        precise_dtype=None,
-        rounding=references.rounding,
-        perturbed=alike,
-        same_draws=True,
-    )
+    return replace(references, permuted=[], precise=None, precise_dtype=None, perturbed=alike, same_draws=True)
 
 
 MORE_PERTURBED = 5
@@ -343,7 +333,13 @@ def precision_of(
     settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
 ) -> tuple[float, list[torch.dtype]]:
     """Returns the relative rounding error of one operation, and the dtypes that are more precise, the best first."""
-    rounding, above = _precision_of_compute(settings, autocast, weights)
+    compute = compute_dtype(settings, autocast, weights)
+    rounding, above = torch.finfo(compute).eps / 2, [torch.float32]
+    if weights is torch.float64:  # autocast leaves float64 alone, and nothing is more precise
+        rounding, above = torch.finfo(weights).eps / 2, []
+    elif compute is torch.float32:
+        products = str(settings.matmul_precision or matmul_precision())
+        rounding, above = PRODUCTS_ROUNDING[products], [torch.float64, torch.float32] if products == "highest" else above
     compression = settings.ddp.compression if settings.ddp is not None else None
     float8 = FLOAT8_ROUNDING if settings.float8 is not None else 0.0
     return max(rounding, _COMPRESSIONS_ROUNDING.get(compression, 0.0), float8), above
@@ -360,19 +356,6 @@ _COMPRESSIONS_ROUNDING: Mapping[Compression | None, float] = {
     Compression.BF16: torch.finfo(torch.bfloat16).eps / 2,
 }
 """Relative rounding error of gradients as they are sent between workers."""
-
-
-def _precision_of_compute(
-    settings: CompileSettings, autocast: torch.dtype | None, weights: torch.dtype
-) -> tuple[float, list[torch.dtype]]:
-    if weights is torch.float64:  # autocast leaves float64 alone, and nothing is more precise
-        return torch.finfo(weights).eps / 2, []
-    compute = compute_dtype(settings, autocast, weights)
-    if compute is not torch.float32:
-        return torch.finfo(compute).eps / 2, [torch.float32]
-    if (products := str(settings.matmul_precision or matmul_precision())) != "highest":
-        return PRODUCTS_ROUNDING[products], [torch.float32]
-    return torch.finfo(compute).eps / 2, [torch.float64, torch.float32]
 
 
 PRODUCTS_ROUNDING = {"highest": FLOAT32_ROUNDING, "high": 2.0**-11, "medium": 2.0**-8}

@@ -16,7 +16,7 @@ from compile_sweep.harness import memory
 from compile_sweep.harness.apply import TrainStep
 from compile_sweep.harness.distributed import everywhere, num_workers
 from compile_sweep.harness.numerics.changed_in_place import with_what_changed
-from compile_sweep.harness.numerics.finite_differences import Differentiated, untrained_tensors
+from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, check_gradients, skipped
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.references import precision_of
@@ -32,32 +32,17 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
         return None
     if settings.ddp is not None and settings.ddp.compression is not None:
         return skipped("gradients are compressed on their way between workers")
-    parameters = {name: p for name, p in unwrap_ddp(model).named_parameters() if p.requires_grad}
-    first = next(iter(parameters.values()))
-    autocast = prepared.workload.autocast_dtype(device)
-    rounding, _ = precision_of(settings, autocast, first.dtype.to_real())
-
-    def discard() -> None:
-        for parameter in parameters.values():
-            if settings.keeps_gradients and parameter.grad is not None:
-                parameter.grad.zero_()
-            else:
-                parameter.grad = None
-
-    state = PythonState(unwrap_ddp(model))
+    inner = unwrap_ddp(model)
+    state = PythonState(inner)
 
     def run() -> float:
         state.put_back()  # a counter in the forward would make each evaluation that of another function
         return step.forward_and_backward(batch)
 
-    subject = Differentiated(
-        parameters=parameters,
-        untrained=partial(untrained_tensors, unwrap_ddp(model)),
-        run=run,
-        discard=discard,
-        gradients=lambda: [parameter.grad for parameter in parameters.values()],
-        device=device,
-    )
+    subject = Differentiated.of_model(inner, run, device)
+    subject.discard = partial(nn.Module.zero_grad, inner, set_to_none=not settings.keeps_gradients)
+    first = next(iter(subject.parameters.values()))
+    rounding, _ = precision_of(settings, prepared.workload.autocast_dtype(device), first.dtype.to_real())
     several = num_workers() > 1
     if several and not everywhere(memory.has_room(memory.read_peaks(device).in_use_bytes, device), device):
         return skipped("there is no memory for a second copy of the weights")
@@ -70,7 +55,7 @@ def check_step(prepared: Prepared, model: nn.Module, step: TrainStep, batch: Bat
             eagerly=run_eagerly,
             precisely=run_precisely,
         )
-        return with_what_changed(found, unwrap_ddp(model), subject, run_eagerly)
+        return with_what_changed(found, inner, subject, run_eagerly)
     return skipped("there is no memory for a second copy of the weights")
 
 

@@ -10,7 +10,7 @@ precise run is the scale, and a run that rounds differently but equally finely h
 variances has Fisher's F distribution.
 
 All quantiles are chosen so that the comparisons of one check together raise a false alarm at the rate `FALSE_ALARM_RATE`
-(Bonferroni). The constants are based on figures in docs/log.md. Quantiles and tails of Fisher's F, Student's t and χ² come first.
+(Bonferroni). The constants are based on figures in docs/log.md. Quantiles of Fisher's F and χ² come first.
 """
 
 import math
@@ -24,8 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_INTERVALS = 200  # number of intervals for Simpson's rule; gives tails of 1e-9 to six digits
-
 
 @cache
 def f_quantile(tail: float, above: float, below: float) -> float:
@@ -36,28 +34,10 @@ def f_quantile(tail: float, above: float, below: float) -> float:
         above: Degrees of freedom of the numerator, at least 1.
         below: Degrees of freedom of the denominator, at least 1.
     """
-    low, high = 0.0, 1.0
-    while f_tail(high, above, below) > tail:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if f_tail(middle, above, below) > tail else (low, middle)
-    return high
+    from scipy.special import betaincinv  # takes 0.2 s to load, which only a check of numbers needs
 
-
-def f_tail(value: float, above: float, below: float) -> float:
-    """Returns the probability that an F-distributed variable exceeds `value`.
-
-    With t = sin²θ, the regularised incomplete beta function I_x(below/2, above/2) at x = below / (below + above · value) is the
-    integral of 2 sin^(below-1) θ cos^(above-1) θ / B(below/2, above/2) from 0 to asin √x.
-    """
-    end = math.asin(math.sqrt(below / (below + above * value)))
-    angles = np.linspace(0.0, end, _INTERVALS + 1)
-    weights = np.full(_INTERVALS + 1, 2.0)
-    weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
-    integrand = np.sin(angles) ** (below - 1) * np.cos(angles) ** (above - 1)
-    log_beta = math.lgamma(above / 2) + math.lgamma(below / 2) - math.lgamma((above + below) / 2)
-    return 2 * math.exp(-log_beta) * float(weights @ integrand) * end / _INTERVALS / 3
+    share = float(betaincinv(below / 2, above / 2, tail))
+    return below * (1 - share) / (above * share)
 
 
 def chi_square_quantile(tail: float, degrees: float) -> float:
@@ -66,17 +46,16 @@ def chi_square_quantile(tail: float, degrees: float) -> float:
     return degrees * (1 - spread + NormalDist().inv_cdf(1 - tail) * math.sqrt(spread)) ** 3
 
 
+_SMALLEST_TAIL = 1e-300  # smaller ones are 0 in float64
+
+
 def minus_two_log_p(deviations: Sequence[float] | NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
     """Returns, for t-distributed values, -2 log of the probability of one as far from zero: χ² with 2 degrees of freedom."""
-    grid, values = _surprises(degrees)
-    found: NDArray[np.float64] = np.interp(np.abs(deviations), grid, values)
+    from scipy.special import betainc
+
+    tails = betainc(degrees / 2, 0.5, degrees / (degrees + np.square(deviations)))
+    found: NDArray[np.float64] = -2 * np.log(np.maximum(tails, _SMALLEST_TAIL))
     return found
-
-
-@cache
-def _surprises(degrees: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e9, 1200)])
-    return grid, np.array([-2 * math.log(f_tail(t * t, 1.0, degrees)) for t in grid])
 
 
 FALSE_ALARM_RATE = 1e-3  # probability that one check calls a right run diverging: one setting in a thousand
@@ -223,10 +202,16 @@ def compare_series(
         # Rounding moves the weights' way in all directions, so it does little to how far the way changes the loss.
         changes = (centers - centers[0]) / scales
         floor += about.floor(1.0) * math.sqrt(float((changes**2).mean()))
-    judge = _of_random if about.random else _of_deterministic
+    if about.random:
+        spreads = np.sqrt((variances + floor**2) * (1 + 1 / len(values)))
+        gap = _of_random(respect, deviations, spreads, len(values) - 1, about.level)
+    else:
+        draws = max(1.0, len(deviations) / respect.correlation)
+        limit = math.sqrt(f_quantile(about.level, draws, draws) * float(variances.mean())) + floor
+        gap = Gap(gap=math.sqrt(float((deviations**2).mean())), tolerance=limit, kind="rms")
     steps = np.zeros(len(run))
     steps[calm] = np.abs(deviations)
-    return judge(respect, deviations, variances, len(values), floor, about), steps.tolist()
+    return gap, steps.tolist()
 
 
 CHANCE_MARGIN = 5.0
@@ -277,30 +262,10 @@ def _widened(gap: Gap, furthest: float, own: float) -> Gap:
     return replace(gap, tolerance=max(gap.tolerance or 0.0, gap.gap * CHANCE_MARGIN * furthest / own))
 
 
-def _of_deterministic(
-    respect: Quantity,
-    deviations: NDArray[np.float64],
-    variances: NDArray[np.float64],
-    runs: int,
-    floor: float,
-    about: ComparisonContext,
-) -> Gap:
-    draws = max(1.0, len(deviations) / respect.correlation)
-    limit = math.sqrt(f_quantile(about.level, draws, draws) * float(variances.mean())) + floor
-    return Gap(gap=math.sqrt(float((deviations**2).mean())), tolerance=limit, kind="rms")
-
-
 def _of_random(
-    respect: Quantity,
-    deviations: NDArray[np.float64],
-    variances: NDArray[np.float64],
-    runs: int,
-    floor: float,
-    about: ComparisonContext,
+    respect: Quantity, deviations: NDArray[np.float64], spreads: NDArray[np.float64], degrees: int, level: float
 ) -> Gap:
-    level = about.level / 2 if respect.single_steps else about.level
-    spreads = np.sqrt((variances + floor**2) * (1 + 1 / runs))
-    degrees = runs - 1
+    level = level / 2 if respect.single_steps else level
     together = max(1.0, 2 * len(deviations) / respect.correlation)
     limit = respect.correlation * chi_square_quantile(level, together)
     gaps = [

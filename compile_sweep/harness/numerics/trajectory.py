@@ -12,7 +12,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -40,22 +40,22 @@ every run.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """The first steps of a run; mappings go by module group."""
+    """The first steps of a run; mappings go by module group, and are empty for inference."""
 
     losses: Sequence[float]
-    gradients: Mapping[str, Sequence[float]]
+    gradients: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """2-norm of each group's gradients before the update, for each step."""
-    updates: Mapping[str, Sequence[float]]
+    updates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """2-norm of how far each group's parameters moved, for each step."""
-    movement: Mapping[str, Tensor]
+    movement: Mapping[str, Tensor] = field(default_factory=dict)
     """Sampled elements of each group: position after the last step minus the start, on the CPU in float64, scaled so that the
     2-norm estimates that of the whole group.
     """
-    start_norms: Mapping[str, float]
+    start_norms: Mapping[str, float] = field(default_factory=dict)
     """2-norm of each group's parameters before the first step."""
-    buffers: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """Like `movement`, for each group's floating-point buffers, such as running statistics."""
-    buffer_norms: Mapping[str, float]
+    buffer_norms: Mapping[str, float] = field(default_factory=dict)
     """2-norm of each group's buffers before the first step."""
     weights: torch.dtype
     """dtype of the parameters; of the buffers if an inference model has no parameters; otherwise torch's default."""
@@ -71,7 +71,7 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields by name, as `torch.save` writes them; `Trajectory(**values)` restores the trajectory."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 def make_recorder(workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> Recorder | OutputRecorder:
@@ -160,8 +160,9 @@ class OutputRecorder:
     """Records the first steps of one inference run; takes the same arguments as `Recorder`."""
 
     def __init__(self, workload: Workload, model: nn.Module, *, steps: int = COMPARED_STEPS) -> None:
-        self._weights = next((held.dtype for held in _held_by(model) if held.is_floating_point()), torch.get_default_dtype())
-        self._device = next((held.device for held in _held_by(model)), None)
+        held = [*model.parameters(), *model.buffers()]  # an inference model may lack either
+        self._weights = next((one.dtype for one in held if one.is_floating_point()), torch.get_default_dtype())
+        self._device = held[0].device if held else None
         self._steps = steps
         self._digests: list[Tensor] = []
         self._outputs: list[Tensor] = []
@@ -193,23 +194,11 @@ class OutputRecorder:
     def trajectory(self) -> Trajectory:
         return Trajectory(
             losses=_columns([found.reshape(1) for found in self._digests])[0] if self._digests else [],
-            gradients={},
-            updates={},
-            movement={},
-            start_norms={},
-            buffers={},
-            buffer_norms={},
             weights=self._weights,
             random=self._random,
             outputs=[elements.cpu().double() for elements in self._outputs],
             infinities=[counts.tolist() for counts in self._infinities],
         )
-
-
-def _held_by(model: nn.Module) -> Iterator[Tensor]:
-    """Yields parameters, then buffers; an inference model may lack either."""
-    yield from model.parameters()
-    yield from model.buffers()
 
 
 class _Sample:

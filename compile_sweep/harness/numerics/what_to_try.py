@@ -66,7 +66,6 @@ def what_to_try(
     """
     advice = _advice(references, settings, recompiles, is_wrong=is_wrong, is_script=is_script, on_gpu=on_gpu)
     advice = _with_unsynchronized(advice, unsynchronized, settings)
-    advice = _with_unfrozen(advice, references.eager, settings)
     advice = _with_redrawn(advice, references.eager, settings)
     advice = _with_stale_class(advice, changed_in_classes, settings)
     if changed:
@@ -77,23 +76,26 @@ def what_to_try(
 
 def advice_on_changed_before(names: Sequence[str]) -> str:
     """Says what to write instead where the forward changes tensors in place and then reads them."""
-    first = names[0].rpartition(".")[2]
-    others = f" (and so {', '.join(names[1:3])})" if len(names) > 1 else ""
+    new = "self.{0} = self.{0} + 1 or torch.lerp(self.{0}, new, 0.1)"
     return (
-        f"assign a new tensor, as in self.{first} = self.{first} + 1 or torch.lerp(self.{first}, new, 0.1), instead of changing "
-        f"{names[0]} in place{others}, or change it after the backward pass: the forward reads it after the change, and the "
-        "backward pass that torch 2.13 compiles may make the same change once more"
+        f"{_assign_anew(new, names)}: the forward reads it after the change, and the backward pass that torch 2.13 compiles may "
+        "make the same change once more"
     )
 
 
 def advice_on_changed(names: Sequence[str]) -> str:
     """Says what to write instead where the forward reads tensors and then changes them in place."""
-    first = names[0].rpartition(".")[2]
-    others = f" (and so {', '.join(names[1:3])})" if len(names) > 1 else ""
     return (
-        f"assign a new tensor, as in self.{first} = torch.lerp(self.{first}, new, 0.1), instead of changing {names[0]} in place"
-        f"{others}, or change it after the backward pass: the forward has read it, and the compiled backward pass may read it "
-        "again, even if the forward made a clone (pytorch 197039)"
+        f"{_assign_anew('self.{0} = torch.lerp(self.{0}, new, 0.1)', names)}: the forward has read it, and the compiled backward "
+        "pass may read it again, even if the forward made a clone (pytorch 197039)"
+    )
+
+
+def _assign_anew(code: str, names: Sequence[str]) -> str:
+    others = f" (and so {', '.join(names[1:3])})" if len(names) > 1 else ""
+    new = code.format(names[0].rpartition(".")[2])
+    return (
+        f"assign a new tensor, as in {new}, instead of changing {names[0]} in place{others}, or change it after the backward pass"
     )
 
 
@@ -182,21 +184,6 @@ def _with_redrawn(found: Advice, eager: Trajectory, settings: CompileSettings) -
     what = f"set torch._functorch.config.{name} = 1" if chosen is None else f"try it without {name}"
     why = f"at {budget:g} the backward pass may draw other random numbers for dropout than the forward (pytorch 190758)"
     return _put_first(f"{what}: {why}", found, found.remedy)
-
-
-_NOTICES_UNFREEZING = (2, 12)  # first version of torch whose compiled code notices that requires_grad of a parameter changed
-
-
-def _with_unfrozen(found: Advice, eager: Trajectory, settings: CompileSettings) -> Advice:
-    """Returns the advice on modules that are unfrozen while they train, where torch does not notice it, before other advice."""
-    option = "skip_tensor_guards_with_matching_dict_tags"
-    remedy = f"dynamo.{option}=off"
-    late = [module for module, norms in eager.gradients.items() if any(norms) and not norms[0]]
-    overlooks = dict(settings.dynamo or ()).get(option) is True  # otherwise `process_config` has switched it off
-    if not late or torch_version() >= _NOTICES_UNFREEZING or settings.scope is Scope.EAGER or not overlooks:
-        return found
-    why = "before torch 2.12 compiled code does not notice that a parameter's requires_grad changed"
-    return _put_first(f"try {remedy}: {late[0]} has gradients only from a later step on, and {why}", found, remedy)
 
 
 _FOLLOWS_CLASSES = (2, 13)  # first version of torch whose compiled code notices that an attribute of a class changed

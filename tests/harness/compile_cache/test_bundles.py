@@ -34,7 +34,7 @@ from compile_sweep.harness.compile_cache.transfer import (
     torch_configuration,
     watch_caches,
 )
-from compile_sweep.harness.compile_cache.usage import CacheUsage, _Follower, _Tally
+from compile_sweep.harness.compile_cache.usage import CacheUsage, Tally, _Follower
 
 
 def test_a_kernels_folder_is_the_same_artifact_wherever_it_lies(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_kernel_from_elsewhere_finds_its_best_configuration_here(tmp_path: Pat
         tuned = AutotuneCache.create({}, made_elsewhere, "configs")
         assert tuned is not None
         tuned.save(best, 1)
-        followed = {name: by for _, name, by in kernels.functions_to_wrap(_Tally(maker))}
+        followed = {name: by for _, name, by in kernels.functions_to_wrap(Tally(maker))}
         followed["autotune_to_one_config"](lambda _: None, kernel)
         given = [
             artifact for artifact in gather_artifacts(CacheFolders.of_process(), maker) if artifact.kind == ArtifactKind.AUTOTUNE
@@ -159,7 +159,7 @@ def test_a_kernel_from_elsewhere_finds_its_best_configuration_here(tmp_path: Pat
 
     with fresh_cache(), watch_caches(given) as user:
         restore_artifacts(given, CacheFolders.of_process())
-        followed = {name: by for _, name, by in kernels.functions_to_wrap(_Tally(user))}
+        followed = {name: by for _, name, by in kernels.functions_to_wrap(Tally(user))}
         followed["precompile"](lambda _: None, kernel)
         found = AutotuneCache.create({}, made_elsewhere, "configs")
         assert found is not None
@@ -262,7 +262,7 @@ def test_torch_is_as_before_when_watching_ends() -> None:
 
 def test_a_hit_counts_once_and_never_on_what_the_process_made_itself() -> None:
     use = CacheUsage(cost_s={("inductor", "given"): 5.0})
-    tally = _Tally(use)
+    tally = Tally(use)
     assert tally.hit(("inductor", "given"), otherwise_s=1.0, took_s=0.5) == 4.5
     assert tally.hit(("inductor", "given")) == 0
     tally.made(("inductor", "own"), 3.0)
@@ -273,7 +273,7 @@ def test_a_hit_counts_once_and_never_on_what_the_process_made_itself() -> None:
 
 def test_a_frame_that_dynamo_starts_again_misses_only_if_its_last_lookup_did(monkeypatch: pytest.MonkeyPatch) -> None:
     use = CacheUsage()
-    follower = _Follower(_Tally(use))
+    follower = _Follower(Tally(use))
 
     def look_up(frame: int, found: object) -> None:
         monkeypatch.setattr(CompileContext, "current_compile_id", lambda: CompileId(frame_id=frame, frame_compile_id=0))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from compile_sweep.harness.measure import Protocol, first_steps, measure
 from compile_sweep.harness.numerics.bisect import bisect
-from compile_sweep.harness.numerics.changed_in_place import changed_then_read, read_then_changed
+from compile_sweep.harness.numerics.changed_in_place import changes_in_place
 from compile_sweep.harness.numerics.check import judge
 from compile_sweep.harness.numerics.finite_differences import Differentiated
 from compile_sweep.harness.numerics.gradient_check import GradientCheck, Outcome
@@ -143,7 +143,7 @@ def test_tensors_are_named_that_gradients_depend_on_and_that_change_afterwards(k
     torch.manual_seed(0)
     model = kind()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert read_then_changed(model, step_of(model), nullcontext) == names
+    assert changes_in_place(model, step_of(model), nullcontext)[0] == names
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -185,7 +185,7 @@ class ReadWithoutGradientsAfterwards(Net):
 def test_tensors_are_named_that_change_before_gradients_depend_on_them(kind: type[Net], names: list[str]) -> None:
     torch.manual_seed(0)
     model = kind()
-    assert changed_then_read(model, step_of(model), nullcontext) == names
+    assert changes_in_place(model, step_of(model), nullcontext)[1] == names
 
 
 @pytest.mark.parametrize("kind", [ChangedBeforeItIsRead, Counted, CountedAnew])
