@@ -158,7 +158,7 @@ class Discovery:
     num_skipped: int = 0
     """Number of steps that a gradient scaler skipped, because of gradients that are not finite."""
     _loss_shapes: dict[nn.Module | str, set[tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
-    _called: dict[nn.Module, Target] = field(default_factory=dict)
+    called: dict[nn.Module, Target] = field(default_factory=dict)
     _untrained: dict[nn.Module, Target] = field(default_factory=dict)
     _blocks: dict[nn.Module, str] = field(default_factory=dict)
     _depth: int = 0
@@ -251,12 +251,12 @@ class Discovery:
         self.targets = _without_parts(
             [
                 target
-                for target in _inside_wrappers(self._called.values())
+                for target in _inside_wrappers(self.called.values())
                 if any(id(weights) in held if held else weights.requires_grad for weights in target.module.parameters())
             ]
         )
         self.frozen = list(self._frozen(held))
-        others = {*self._called, *(target.module for target in self.frozen)}
+        others = {*self.called, *(target.module for target in self.frozen)}
         self.loss_modules = [module for module in self.loss_modules if module not in others]
         for target in self.trained_and_frozen:
             self._blocks.update({target.module.get_submodule(name): name for name in target.blocks})
@@ -278,7 +278,7 @@ class Discovery:
         if not is_of_the_loop() or _passes_on(module):
             return run(module, *args, **kwargs)
         if self._depth:
-            if (inner := self._called.get(module)) is not None:
+            if (inner := self.called.get(module)) is not None:
                 inner.is_called_inside = True
             if module in self._blocks:
                 self.block_shapes.setdefault(module, []).append(_shapes(module, args, kwargs))
@@ -346,7 +346,7 @@ class Discovery:
         return self._noted(module, args, kwargs, among=self._untrained)
 
     def _noted(self, module: nn.Module, args: Any, kwargs: Any, among: dict[nn.Module, Target] | None = None) -> Target:
-        known = self._called if among is None else among
+        known = self.called if among is None else among
         target = known.get(module)
         if target is None:
             target = known[module] = Target(called=module, module=unwrapped(module))

@@ -296,7 +296,7 @@ class Session:
                 self._refuse_padding()
             leave_out(found.trained_and_frozen, self.settings.parts)
             memory.reset_peaks(self.device)
-            self._fallbacks = FallbackWatch(self.settings, found.all_compiled, self.protocol)
+            self._fallbacks = FallbackWatch(self.settings, found, self.protocol)
             self.diagnostics = self._undo.enter_context(capture_diagnostics(expectation(self.settings, found), self._fell_back))
             self.phases = self._undo.enter_context(record_phases())
             set_global_state(self.settings)

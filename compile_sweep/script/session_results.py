@@ -1,5 +1,6 @@
 """Converts what a session found to the figures of a record and to sentences for a person."""
 
+import gc
 import math
 import re
 import statistics
@@ -7,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import torch
+from torch import nn
 
 from compile_sweep.contract.inspect_model import calls_attention, facts_of_blocks, preferred_memory_format
 from compile_sweep.harness import memory, steady
@@ -25,7 +27,7 @@ from compile_sweep.script.apply.captured import captured_in_parts, with_uncaptur
 from compile_sweep.script.apply.huggingface import float32_experts
 from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
-from compile_sweep.script.discover import Target
+from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.fallback import leaving_out
 from compile_sweep.script.session import Session
 from compile_sweep.script.steady_steps import FAR_SLOWER, Stream
@@ -194,17 +196,12 @@ def _findings(session: Session) -> Iterator[str]:
             f"input-bound: a step waits for its data {stream.wait_share:.0%} of the time, and figures are of the rest; more "
             "DataLoader workers or less work for each sample would help first"
         )
-    for target in found.targets:
-        size = sum(weights.numel() for weights in target.module.parameters())
-        dims = _named_dimensions(target.changing())
-        yield ", ".join(
-            [
-                f"module {target.name}: {type(target.module).__name__} of {spoken_number(size)} parameters",
-                f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks",
-                f"batches that change in {dims}" if dims else "batches of one shape in the first steps",
-                *(["random numbers in the forward"] if target.draws else []),
-                *([TWICE] if target.differentiated_twice else []),
-            ]
+    yield from _modules(found.targets)
+    if (uncalled := _uncalled_whole(found)) is not None:
+        yield (
+            f"the script trains by calling {len(found.targets)} parts of {uncalled}, not {uncalled} itself, as where a method "
+            "other than forward does the work, so each part is compiled apart; with that work in its forward, it is compiled as "
+            "a whole"
         )
     for target in found.targets:
         met = session.shapes_met.get(target, [])
@@ -223,9 +220,10 @@ def _findings(session: Session) -> Iterator[str]:
     if found.steps_by_backward:
         yield "no optimizer of torch.optim steps, so each backward pass counts as a step, and its settings change nothing"
     if found.micro_steps > 1:
+        called = "the model" if len(found.targets) == 1 else found.primary.name
         yield (
-            f"the model is called {found.micro_steps} times for each step, as where batches are accumulated, a loss compares "
-            "several outputs, or an optimizer calls the loss itself"
+            f"{called} is called {found.micro_steps} times for each step, as where batches are accumulated, a loss compares "
+            "several outputs, a policy acts before it learns, or an optimizer calls the loss itself"
         )
     if recomputed := found.num_recomputed // max(1, found.num_backward if found.steps_by_backward else found.num_steps):
         peak, whole = session.peaks.in_use_bytes or 0, memory.total_bytes(session.device)
@@ -273,7 +271,51 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"something still compiled after the warm-up, so timing began anew{again}"
     yield from captured_in_parts(found.targets)
     yield from session.missed
-    yield from leaving_out(found.all_compiled, session.diagnostics.fallbacks)
+    yield from leaving_out(found, session.settings, session.diagnostics.fallbacks)
+
+
+def _modules(targets: Sequence[Target]) -> Iterator[str]:
+    """Describes the modules that train, several in a row that are alike, such as the steps of a flow, in one sentence."""
+    described = [(target.name, (type(target.module).__name__, *_described(target))) for target in targets]
+    alike = groupby(described, key=lambda one: (re.sub(r"[ .]?\d+", "", one[0]), one[1]))
+    for (_, (kind, size, *rest)), group in alike:
+        names = [name for name, _ in group]
+        if len(names) < _ALIKE:
+            yield from (", ".join([f"module {name}: {kind} of {size} parameters", *rest]) for name in names)
+        else:
+            yield ", ".join([f"modules {names[0]} to {names[-1]}: {len(names)} of {kind}, {size} parameters each", *rest])
+
+
+def _described(target: Target) -> Iterator[str]:
+    yield spoken_number(sum(weights.numel() for weights in target.module.parameters()))
+    yield f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks"
+    dims = _named_dimensions(target.changing())
+    yield f"batches that change in {dims}" if dims else "batches of one shape in the first steps"
+    if target.draws:
+        yield "random numbers in the forward"
+    if target.differentiated_twice:
+        yield TWICE
+
+
+def _uncalled_whole(found: Discovery) -> str | None:
+    """Names the class of the innermost module that holds all targets but is not called itself; None if there is none.
+
+    With several optimizers, such as a GAN's, the parts are trained by turns, and belong apart.
+    """
+    if len(found.targets) < 2 or len(found.optimizers) != 1:
+        return None
+    parts = {target.module for target in found.targets}
+    whole = [
+        module
+        for module in gc.get_objects()
+        if issubclass(type(module), nn.Module) and not type(module).__module__.startswith("torch.") and parts <= _parts(module)
+    ]
+    innermost = min(whole, key=lambda module: len(_parts(module)), default=None)
+    return None if innermost is None or innermost in found.called else type(innermost).__name__
+
+
+def _parts(module: nn.Module) -> set[nn.Module]:
+    return {*module.modules()} if "_modules" in vars(module) else set()  # one whose __init__ has not run
 
 
 def _float32_experts(session: Session) -> int:
@@ -287,6 +329,7 @@ def _can_pad(session: Session) -> bool:
 
 
 _MOST_NAMED = 4
+_ALIKE = 3  # modules in a row that are described together
 
 
 def _named_dimensions(found: Mapping[str, tuple[int, ...]]) -> str:

@@ -171,7 +171,41 @@ def apply(
     is_whole = chosen.compiles_whole or (chosen.scope is Scope.EAGER and chosen.claims_cudagraphs)
     compiled = target.blocks if chosen.scope is Scope.REGIONAL else [target.name] if is_whole else []
     names = [] if target.is_left_out else compiled
+    if is_whole and names:
+        _warn_if_uncalled(target)
     return Applied(settings=chosen, modules=tuple(names), optimizers=_changed(chosen, optimizers))
+
+
+_UNCALLED_BACKWARDS = 3  # backward passes after which a model that was not called is told
+
+
+def _warn_if_uncalled(target: Target) -> None:
+    """Warns once a model trains without being called, so that its compiled forward never runs."""
+    weights = next((one for one in target.module.parameters() if one.requires_grad and one.is_leaf), None)
+    if weights is None:
+        return
+    backwards = 0
+
+    def count(_: object) -> None:
+        nonlocal backwards
+        backwards += 1
+        if backwards == _UNCALLED_BACKWARDS:
+            warnings.warn(
+                f"{target.name} trains without being called, as where a method other than its forward does the work, so nothing "
+                "of it is compiled; call apply() for each part that the training calls, or start the script by compile_sweep.run",
+                stacklevel=2,
+            )
+
+    counting = weights.register_post_accumulate_grad_hook(count)
+    inner = vars(target.module)["_compiled_call_impl"]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        counting.remove()
+        if vars(target.module).get("_compiled_call_impl") is call:
+            vars(target.module)["_compiled_call_impl"] = inner
+        return inner(*args, **kwargs)
+
+    vars(target.module)["_compiled_call_impl"] = call
 
 
 def _changed(settings: CompileSettings, optimizers: Sequence[Optimizer]) -> tuple[str, ...]:

@@ -1,22 +1,22 @@
 """Plans a sweep of a person's script: its command-line options, and how its plan differs from a workload's."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from compile_sweep import command_line
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS, WorkloadFacts
 from compile_sweep.schema.choices import MemoryFormat
 from compile_sweep.schema.errors import ConfigError
-from compile_sweep.schema.journal import read_regular
 from compile_sweep.schema.redact import REDACTED
 from compile_sweep.schema.settings import CompileSettings, Scope
-from compile_sweep.script.job import ScriptError, ScriptJob
+from compile_sweep.script.job import ScriptJob
 from orchestrator.config import SweepCommand
 from orchestrator.plan.library_arguments import equivalents
 from orchestrator.plan.recipes import ARGUMENTS_FOLLOW, AS_WRITTEN
+from orchestrator.plan.script_code import read_code
 from orchestrator.plan.space import Choice
 
 Options = TypeVar("Options")
@@ -126,12 +126,27 @@ _EXPERTS = r"moe|mixtral|expert|gptoss|gpt_oss|deepseek|dbrx|jamba"
 """Pattern of the mixtures of experts among the models of transformers, in lower case."""
 
 
+_OF_BLOCKS = ("modulelist", "sequential", "transformer", "timm", "torchvision.models")
+"""What models with repeated blocks are written with, in lower case."""
+
+
+_WITHOUT_MODELS = frozenset(
+    {
+        *sys.stdlib_module_names,
+        *("accelerate", "click", "compile_sweep", "datasets", "einops", "gym", "gymnasium", "h5py", "hydra", "lightning"),
+        *("matplotlib", "numpy", "omegaconf", "pandas", "PIL", "psutil", "pytorch_lightning", "rich", "scipy", "sklearn"),
+        *("tensorboard", "tensorboardX", "torch", "torchmetrics", "torchvision", "tqdm", "typer", "wandb", "yaml"),
+    }
+)
+"""Packages that make no model by themselves; torchvision's are `torchvision.models`."""
+
+
 def script_facts(job: ScriptJob) -> WorkloadFacts:
-    """Returns what a plan can tell about a script before it runs, from the text of the script and of modules next to it.
+    """Returns what a plan can tell about a script before it runs, from the text of the script and of its own modules.
 
     The facts only decide which levers are tried first; a lever that does not fit the script costs a trial.
     """
-    text = _text_of(Path(job.path))
+    text, packages = read_code(job)
 
     def mentions(*words: str) -> bool:
         return any(word in text for word in words)
@@ -145,7 +160,7 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
         memory_format=layout if is_convolutional or mentions("image", "pixel", "vision") else None,
         regional_share=_REGIONAL_SHARE_OF_CONVOLUTIONS if is_convolutional else None,
         has_attention=mentions("attention", "transformer"),
-        has_blocks=None if mentions("modulelist", "sequential", "transformer", "timm", "torchvision.models") else False,
+        has_blocks=None if mentions(*_OF_BLOCKS) or packages - _WITHOUT_MODELS else False,
         recomputes=any(re.search(_RECOMPUTES, one) for one in (text, *job.arguments)) or None,
         can_pad=None if mentions("transformers", "attention_mask") else False,
         makes_cache=None if mentions("transformers", "use_cache") else False,
@@ -154,17 +169,6 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
             "autocast", "bfloat16", "bf16", "fp16", "mixed_precision", ".half()", "float32_matmul_precision", "allow_tf32"
         ),
     )
-
-
-def _text_of(script: Path) -> str:
-    """Returns the text of a script and of the modules in its folder that it imports, in lower case."""
-    try:
-        text = read_regular(script).decode("utf-8", "replace")
-    except OSError as error:
-        raise ScriptError(f"--script {script} cannot be read ({error.strerror}); name a Python file that can") from None
-    imported = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)
-    beside = [path for name in dict.fromkeys(imported) if (path := script.with_name(f"{name}.py")).is_file()]
-    return "\n".join([text, *(read_regular(path).decode("utf-8", "replace") for path in beside)]).lower()
 
 
 def findings_lines(findings: Mapping[str, Sequence[str]]) -> list[str]:
@@ -179,7 +183,7 @@ def findings_lines(findings: Mapping[str, Sequence[str]]) -> list[str]:
 
 def library_equivalents(job: ScriptJob, settings_key: str) -> dict[str, str]:
     """Returns arguments that apply a setting in the script's own libraries, by description."""
-    same = equivalents(CompileSettings.parse(settings_key), _text_of(Path(job.path)))
+    same = equivalents(CompileSettings.parse(settings_key), read_code(job).text)
     return {f"the same in {place}(...)": text for place, text in same}
 
 

@@ -95,7 +95,7 @@ def choose(candidates: Iterable[Candidate], target: Target) -> Choice:
                 num_workers=target.num_workers,
                 unpadded_reason=target.unpadded_reason,
             )
-            if target.has_blocks is False and setting.needs_blocks:
+            if target.has_blocks is False and setting.needs_blocks and not target.is_script:  # of a script it is a guess
                 raise SettingsError(setting.without_blocks(f"the model of {target.workload}"))
             if not target.trains:
                 check_inference(target.workload, setting)

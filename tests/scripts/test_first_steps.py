@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from compile_sweep.schema.causes.remedies import OF_THE_LOSS, remedy_of
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
 from compile_sweep.script.apply.in_place import apply_to_losses
@@ -99,3 +100,39 @@ def test_steps_that_a_gradient_scaler_skips_are_no_accumulation(run: Run, folder
     assert error is session.error is None
     assert session.found.num_skipped > 2
     assert session.found.micro_steps == 1
+
+
+MINES = """
+import torch
+class HardTriplets(torch.nn.Module):
+    def forward(self, x, labels):
+        apart, same, hardest = torch.cdist(x, x), labels == labels[:, None], []
+        for i in range(len(x)):
+            hardest.append(apart[i][same[i]].max() - apart[i][~same[i]].min())
+        return torch.stack(hardest).relu().mean()
+model, criterion = torch.nn.Linear(8, 8), HardTriplets()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4000):
+    loss = criterion(model(torch.randn(8, 8)), torch.arange(8) // 2)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loss_that_runs_eagerly_is_left_out_before_anything_else_is_tried(run: Run, folder: Path) -> None:
+    """The search tried the loss again with sizes that depend on data, which compiled for 120 s, and the model never alone."""
+    (folder / "mines.py").write_text(MINES)
+    session, error = run("mines.py", f"{AOT},compile_loss=on", remedy_patience_s=0.0)
+    assert error is None
+    reason = str(session.error)
+    assert "HardTriplets" in reason
+    assert "capture_dynamic_output_shape_ops" in reason
+    assert OF_THE_LOSS in reason
+    assert "may mend it" not in reason
+    record = {"label": "silent-fallback", "reason": reason}
+    assert remedy_of(record) is None
+    assert remedy_of(record | {"reason": reason.replace(OF_THE_LOSS, "")}) == "dynamo.capture_dynamic_output_shape_ops=on"
+    session, error = run("mines.py", AOT)
+    assert error is session.error is None
+    assert session_results.measurement(session).fallbacks == []

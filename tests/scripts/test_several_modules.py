@@ -15,6 +15,7 @@ from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
+from compile_sweep.script.apply.marks import marked
 from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.session import Session
 from tests.scripts.conftest import Run
@@ -455,3 +456,139 @@ def test_what_wrappers_made_anew_for_each_step_hold_is_compiled(run: Run, folder
     assert session.found.micro_steps == 3
     figures = session_results.measurement(session)
     assert (figures.graphs, figures.fallbacks) == (1, [])
+
+
+def test_of_several_modules_the_one_that_is_called_more_than_once_a_step_is_named(run: Run, folder: Path) -> None:
+    """As in soft actor-critic, whose actor acts, and learns in every other step: "the model" was none of its three."""
+    (folder / "acts.py").write_text(
+        "import torch\n"
+        "actor, critic = torch.nn.Linear(4, 2), torch.nn.Linear(6, 1)\n"
+        "optimizers = [torch.optim.Adam(one.parameters()) for one in (critic, actor)]\n"
+        "for _ in range(3000):\n"
+        "    x = torch.randn(8, 4)\n"
+        "    actor(x[:1]).detach()\n"
+        "    for _ in range(2):\n"
+        "        critic(torch.cat([x, torch.randn(8, 2)], 1)).square().mean().backward()\n"
+        "    optimizers[0].step()\n"
+        "    critic(torch.cat([x, actor(x)], 1)).mean().backward()\n"
+        "    optimizers[1].step()\n"
+        "    [one.zero_grad() for one in optimizers]\n"
+    )
+    session, error = run("acts.py", "scope=eager,optimizer=fused")
+    assert error is session.error is None
+    (told,) = [line for line in session_results.findings(session) if "times for each step" in line]
+    assert told.startswith("actor is called 2 times for each step")
+
+
+SHARES_ITS_INPUT = """
+import torch
+class Critic(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(6, 1)
+    def forward(self, x, action):
+        return self.inner(torch.cat([x, action], 1))
+actor, critic, target = torch.nn.Linear(4, 2), Critic(), Critic()
+optimizers = [torch.optim.Adam(one.parameters()) for one in (critic, actor)]
+kept = torch.randn(64, 6)
+for _ in range(3000):
+    actor(torch.randn(1, 4)).detach()
+    x, y, action = torch.randn(8, 4), torch.randn(8, 4), kept[:8, :2]
+    with torch.no_grad():
+        aim = target(y, actor(y))
+    (critic(x, action) - aim).square().mean().backward()
+    optimizers[0].step()
+    proposed = actor(x)
+    critic(x, action).mean().backward()
+    (proposed.square().mean() - critic(x, proposed).mean()).backward()
+    optimizers[1].step()
+    assert not any(name.startswith("_dynamo_dynamic") for name in vars(x)), vars(x)
+    [one.zero_grad() for one in optimizers]
+"""
+
+
+def test_a_batch_that_is_marked_for_one_module_is_not_for_the_next_that_is_given_it(run: Run, folder: Path) -> None:
+    """As in soft actor-critic: the critic, whose batches do not change, was refused what the actor's call had marked."""
+    (folder / "shares.py").write_text(SHARES_ITS_INPUT)
+    session, error = run("shares.py", "scope=full,dynamic=mark,backend=aot_eager")
+    assert error is session.error is None
+    assert [target.name for target in session.found.targets if target.changing()] == ["actor"]
+    assert session_results.measurement(session).fallbacks == []
+
+
+def test_a_mark_of_the_script_itself_stays() -> None:
+    x = torch.randn(4, 3)
+    torch._dynamo.mark_dynamic(x, 1)
+    seen: list[set[int]] = []
+    marked(nn.Identity(), lambda x: seen.append({*vars(x)["_dynamo_dynamic_indices"]}), {"input": (0,)})(x)
+    assert seen == [{0, 1}]
+    assert vars(x)["_dynamo_dynamic_indices"] == {1}
+
+
+FLOW = """
+import torch
+class Coupling(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 8)
+    def forward(self, x):
+        scale, shift = self.inner(x).tanh().chunk(2, 1)
+        return x * scale.exp() + shift, scale.sum(1)
+class Flow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = torch.nn.ModuleList(Coupling() for _ in range(4))
+    def log_prob(self, x):
+        total = 0
+        for step in self.steps:
+            x, more = step(x)
+            total = total + more
+        return total - x.square().sum(1)
+    def forward(self, x):
+        return self.log_prob(x)
+class Loop:
+    def __init__(self):
+        self.flow = Flow()
+        self.optimizer = torch.optim.Adam(self.flow.parameters())
+    def fit(self):
+        for _ in range(3000):
+            self.optimizer.zero_grad()
+            (-self.flow.log_prob(torch.randn(8, 4)).mean()).backward()
+            self.optimizer.step()
+loop = Loop()
+loop.fit()
+"""
+AT_ONCE = "modules Coupling to Coupling 4: 4 of Coupling, 40 parameters each, no repeated blocks, batches of one shape"
+CALLS_PARTS = "the script trains by calling 4 parts of Flow, not Flow itself"
+
+
+def test_parts_of_a_model_that_is_only_called_by_a_method_are_told_at_once(run: Run, folder: Path) -> None:
+    """A flow of 32 steps had 32 lines, and none said that torch.compile sees only the steps."""
+    (folder / "flow.py").write_text(FLOW)
+    session, error = run("flow.py", "scope=eager,optimizer=fused")
+    assert error is session.error is None
+    told = session_results.findings(session)
+    assert [line.partition(" in the first")[0] for line in told if "Coupling" in line] == [AT_ONCE]
+    assert [line.partition(", as where")[0] for line in told if "parts of" in line] == [CALLS_PARTS]
+
+
+def test_a_model_that_is_called_itself_or_trained_by_turns_is_not_told_to_be_called(run: Run, folder: Path) -> None:
+    (folder / "whole.py").write_text(FLOW.replace("self.flow.log_prob(", "self.flow("))
+    (folder / "turns.py").write_text(
+        "import torch\n"
+        "class Both(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.one, self.two = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)\n"
+        "both = Both()\n"
+        "optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (both.one, both.two)]\n"
+        "for _ in range(3000):\n"
+        "    for part, optimizer in zip((both.one, both.two), optimizers):\n"
+        "        part(torch.randn(8, 4)).square().mean().backward()\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+    )
+    for script in ("whole.py", "turns.py"):
+        session, error = run(script, "scope=eager,optimizer=fused")
+        assert error is session.error is None
+        assert not [line for line in session_results.findings(session) if "parts of" in line]

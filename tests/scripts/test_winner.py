@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -466,3 +467,27 @@ def test_a_setting_that_changes_nothing_is_said_to() -> None:
     applier.begin()
     applier.end()
     assert said == ["as the script has it, nothing is changed"]
+
+
+class Flow(nn.Sequential):
+    """A model that may be called by a method alone."""
+
+    def log_prob(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self:
+            x = part(x)
+        return -x.square().sum(1)
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_a_model_that_trains_without_being_called_is_told_that_it_is_not_compiled(by_method: bool) -> None:
+    """Nothing of a flow was compiled, and nothing said so."""
+    model = Flow(nn.Linear(4, 4), nn.Linear(4, 4))
+    compile_sweep.apply(model, torch.optim.SGD(model.parameters(), lr=0.1), "scope=full,backend=aot_eager")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            x = torch.randn(8, 4)
+            (model.log_prob(x) if by_method else model(x)).mean().backward()
+    told = [str(one.message) for one in said if "trains without being called" in str(one.message)]
+    assert [line.partition(" trains")[0] for line in told] == (["Flow"] if by_method else [])
+    assert not model[0].weight._post_accumulate_grad_hooks or by_method

@@ -67,6 +67,7 @@ _SETUP_BY_A_BATCH = (
     "set up before training"
 )
 
+_RANDOM_SPAN = "hide a random span by a mask, x.masked_fill((at >= a) & (at < b), 0) in place of x[a:b] = 0"
 DROPOUT_OF_TENSORS = "x * (torch.rand_like(x) >= p) / (1 - p)"
 
 KL_DIVERGENCE = Cause(
@@ -164,9 +165,9 @@ BREAKS = (
         "value of a tensor",
         "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
         f"after the step and not in the forward; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in place of "
-        f"int(lengths.max()), and {BANK_OF_TENSORS}: what the "
-        "forward reads and then changes in place can give wrong gradients without an error; or try "
-        "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
+        f"int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place can give "
+        "wrong gradients without an error; or try dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or "
+        "float() in the graph",
         remedy="dynamo.capture_scalar_outputs=on",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
@@ -214,17 +215,17 @@ BREAKS = (
     ),
     Cause(
         "output of unknown size",
-        f"the number of rows depends on the data: {ANY_ROWS}, out + mask[:, None] * value, in a loss "
-        "(loss * mask).sum() / mask.sum() or labels.masked_fill(~mask, -100)",
+        f"the number of rows depends on the data: {ANY_ROWS}, out + mask[:, None] * value, in a loss (loss * mask).sum() "
+        "/ mask.sum(), labels.masked_fill(~mask, -100) or, for the largest, x.masked_fill(~mask, -torch.inf).amax(1)",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
         explanation=r"failed with aten\.nonzero",
         remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
         "number that is not known",
-        "a number that is read from a tensor is used where torch must know it: keep the value a tensor, with "
-        "torch.where(condition, a, b) in place of `if`, torch.sqrt(x) in place of math.sqrt(x) and table[level[None]] in place "
-        "of table[level], and pick one of several modules outside compiled code",
+        "a number that is read from a tensor is used where torch must know it: keep the value a tensor, with torch.where("
+        "condition, a, b) in place of `if`, torch.sqrt(x) in place of math.sqrt(x), table[level[None]] in place of table[level], "
+        f"{_RANDOM_SPAN}, and pick one of several modules outside compiled code",
         headline=r"Could not (guard|extract) .*Size-like symbols: none",
     ),
     Cause(
@@ -413,8 +414,7 @@ BREAKS = (
     Cause(
         "state in a class",
         "keep what the forward changes in the model, self.seen = [] in __init__ in place of a list or a number of its class, or "
-        "return it: before torch 2.13 torch.compile cannot change what belongs to a class, "
-        "and may go on with an old value",
+        "return it: before torch 2.13 torch.compile cannot change what belongs to a class, and may go on with an old value",
         explanation=r"operator `setattr` with argument types \['type', 'str', '(?!int')"
         r"|method `(append|extend|insert|add|update|pop|clear|__setitem__)` of class `(list|dict|set|deque)`",
     ),

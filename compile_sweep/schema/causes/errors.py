@@ -62,9 +62,9 @@ ERRORS = (
     ),
     Cause(
         "marked length that the code fixes",
-        "dynamic=mark insists that a length varies, but this code fixes it, often in a Python loop over positions, or where it "
-        "meets a tensor from before a graph break: use dynamic=auto, fix the break, or compile what the loop calls apart "
-        "(scope=regional, or scope=modular and parts)",
+        "dynamic=mark insists that a length varies, but it is fixed, by a Python loop over positions, a tensor from before a "
+        "graph break, or Inductor itself, as in the backward pass of a convolution over that length on a CPU: use dynamic=auto, "
+        "fix the break, or compile what the loop calls apart (scope=regional, or scope=modular and parts)",
         error=r"You marked .* as dynamic but your code specialized it|Constraints violated",
     ),
     Cause(

@@ -117,8 +117,9 @@ GUARDS = (
     ),
     Cause(
         "gradients switched on and off",
-        "it runs both with and without gradients, and each needs its own graph: put what needs no gradients in a module of "
-        "its own",
+        "it runs both with and without gradients, and each needs its own graph: accept one more where a network or another of "
+        "its class is also called under no_grad, as a policy that acts and a target network are; a part of a forward that needs "
+        "no gradients is better off in a module of its own",
         guard=r"GLOBAL_STATE changed: .*grad_mode",
     ),
     Cause(

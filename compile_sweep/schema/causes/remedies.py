@@ -8,6 +8,9 @@ from compile_sweep.schema.causes.errors import cause_of_error
 from compile_sweep.schema.causes.guards import cause_of_limit
 from compile_sweep.schema.part_settings import left_out_in
 
+OF_THE_LOSS = "what runs eagerly is of the loss: leave compile_loss out, which compiles the model alone"
+"""Said of a setting whose loss runs eagerly. Without it the model is compiled as well, so its other remedies come to nothing."""
+
 
 def remedy_of(record: Mapping[str, Any], tried: Container[str] = ()) -> str | None:
     """Returns the settings to add, such as `inductor.pattern_matcher=off`; None if the advice names none that a trial can tell.
@@ -19,6 +22,8 @@ def remedy_of(record: Mapping[str, Any], tried: Container[str] = ()) -> str | No
     named = (record.get("numerics") or {}).get("remedy")
     found = [str(named)] if named else _by_causes(record)
     said = "\n".join([record.get("reason") or "", *(record.get("findings") or ())])
+    if record.get("label") == "silent-fallback" and OF_THE_LOSS in said:
+        return None
     if record.get("label") == "silent-fallback":  # a trial that ended at once has its reason alone
         found += [cause.remedy for cause in BREAKS if cause.remedy and cause.remedy in said]
     if record.get("label") in ("compile-error", "silent-fallback") and (spared := left_out_in(said)):

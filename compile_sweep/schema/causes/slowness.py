@@ -8,6 +8,7 @@ from compile_sweep.schema.causes.breaks import NOTHING_TO_DO, advice_on_break
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
 from compile_sweep.schema.causes.guards import advice_on_limit, cause_of_series, named_advice
 from compile_sweep.schema.causes.recompiles import fold_recompiles
+from compile_sweep.schema.visible_text import counted
 
 FASTER_FROM = 1.05  # speedup over eager from which a setting counts as faster
 
@@ -69,7 +70,7 @@ def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slo
         yield Slowness("recompile limit", f"{where} runs eagerly since it hit its recompile limit", advice)
     if number := len(found["fallbacks"]):
         yield Slowness(
-            "runs eagerly", f"{_counted(number, 'part')} of it run{'s' if number == 1 else ''} eagerly", "fix that first"
+            "runs eagerly", f"{counted(number, 'part')} of it run{'s' if number == 1 else ''} eagerly", "fix that first"
         )
 
 
@@ -91,7 +92,7 @@ def _around_the_graphs(found: Mapping[str, Any]) -> Iterator[Slowness]:
         first, mends = own[0]
         yield Slowness(
             "graph breaks",
-            f"{_counted(len(own), 'graph break')}, the first at {first.partition(' in ')[0].splitlines()[0]}",
+            f"{counted(len(own), 'graph break')}, the first at {first.partition(' in ')[0].splitlines()[0]}",
             f"nothing is fused across a break, and Python runs between the graphs; {mends or 'mend it, or compile around it'}",
         )
     if any("complex operators" in text for text in found["perf_hints"]):
@@ -149,7 +150,3 @@ def _on_the_device(use: Mapping[str, float]) -> Iterator[Slowness]:
             f"{use['unaligned_products']:.0%} of its matrix products have a side that is not a multiple of 8",
             "pad vocabulary, widths and batches to multiples of 8 (64 for half precision), which tensor cores need",
         )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -369,7 +369,33 @@ def with_setup_told_by_a_bool(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) / net.heat
 
 
+def with_random_span_cut(net: Net, x: Tensor) -> Tensor:
+    """As SpecAugment, which is called in the forward."""
+    start = int(torch.randint(0, 4, (1,)))
+    x = x.clone()
+    x[:, start : start + 3] = 0
+    return net.layer(x)
+
+
+def with_random_span_hidden(net: Net, x: Tensor) -> Tensor:
+    at, start = torch.arange(x.size(1)), torch.randint(0, 4, (1,))
+    return net.layer(x.masked_fill((at >= start) & (at < start + 3), 0))
+
+
+def with_hardest_of_some(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return torch.stack([row[row > 0].max() for row in torch.cdist(y, y)])
+
+
+def with_hardest_by_a_mask(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    apart = torch.cdist(y, y)
+    return apart.masked_fill(~(apart > 0), -torch.inf).amax(1)
+
+
 BREAKS_OF_VALUES = [
+    Case("value of a tensor", with_random_span_cut, with_random_span_hidden),
+    Case("output of unknown size", with_hardest_of_some, with_hardest_by_a_mask),
     Case("data-dependent branch", with_setup_told_by_a_buffer, with_setup_told_by_a_bool),
     Case("value of a tensor", with_setup_told_by_a_number, with_setup_told_by_a_bool),
     Case("numpy and scipy", with_weight_by_numpy, with_weight_by_torch),

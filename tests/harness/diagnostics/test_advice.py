@@ -80,7 +80,9 @@ def test_gradients_switched_off_between_steps_are_a_global_setting() -> None:
         with torch.no_grad():
             compiled(X)
     guard = found.recompile_reasons[0].partition("): ")[2]
-    assert "both with and without gradients" in explained(guard, lengths("scope=full"))
+    told = explained(guard, lengths("scope=full"))
+    assert "both with and without gradients" in told
+    assert "accept one more where a network or another of its class is also called under no_grad" in told
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
+from compile_sweep.schema.causes.errors import advice_on_error
 
 GENERATED = "torch._inductor.runtime.compile_tasks.cbm4l3dpp"
 
@@ -46,3 +47,19 @@ def test_an_operator_of_ones_own_that_compiled_code_calls_raises_its_own_errors(
     with pytest.raises(RuntimeError, match="no such table") as raised:
         torch.compile(lambda x: refusing(x * 2), fullgraph=True)(torch.ones(3))
     assert not is_compiler_error(raised.value)
+
+
+@pytest.mark.slow
+def test_a_length_that_inductor_fixes_at_a_convolution_is_not_blamed_on_the_code() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.nn.Conv1d(4, 4, 1))
+    x = torch.randn(2, 4, 25, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 2)
+    with pytest.raises(Exception, match="Constraints violated") as raised:
+        compiled(x)
+    advice = advice_on_error(str(raised.value))
+    assert advice is not None
+    assert "Inductor itself, as in the backward pass of a convolution over that length on a CPU: use dynamic=auto" in advice
+    for length in (25, 30):
+        x = torch.randn(2, 4, length, requires_grad=True)
+        assert compiled(x).shape == (2, 4, length)
