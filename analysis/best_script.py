@@ -207,48 +207,37 @@ def _finished(
     command: list[str], environment: dict[str, str], limit_s: float, say: Callable[[str], None]
 ) -> tuple[int | None, str, str]:
     """Returns exit code (None past the limit), stdout and stderr; ends everything that the command started."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    out: list[str] = []
     err: list[str] = []
-    with _ended_as_a_group(process, _reading(process.stdout, out.append), _reading(process.stderr, err.append, say)) as readers:
-        try:
-            process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return None, "", ""
-        for reader in readers:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        )
+        reader = threading.Thread(target=_read, args=(process.stderr, err, say), daemon=True)
+        reader.start()
+        with _ended_as_a_group(process, reader):
+            try:
+                process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                return None, "", ""
             reader.join(_ENDING_S)
-        return process.returncode, "".join(out).strip(), "".join(err).strip()
+            out.seek(0)
+            return process.returncode, out.read().strip(), "".join(err).strip()
 
 
-def _reading(stream: IO[str] | None, keep: Callable[[str], None], say: Callable[[str], None] | None = None) -> threading.Thread:
-    """A thread that keeps what a process prints, and passes on at once what it says of how far it is."""
-
-    def read() -> None:
-        assert stream is not None
-        with stream:
-            for line in stream:
-                if say is not None and line.startswith(_PROGRESS):
-                    say(visible(line.removeprefix(_PROGRESS).strip()))
-                else:
-                    keep(line)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    return thread
+def _read(stream: IO[str], err: list[str], say: Callable[[str], None]) -> None:
+    """Keeps what a process prints, and passes on at once what it says of how far it is."""
+    with stream:
+        for line in stream:
+            if line.startswith(_PROGRESS):
+                say(visible(line.removeprefix(_PROGRESS).strip()))
+            else:
+                err.append(line)
 
 
 @contextlib.contextmanager
-def _ended_as_a_group(process: subprocess.Popen[str], *readers: threading.Thread) -> Iterator[Sequence[threading.Thread]]:
+def _ended_as_a_group(process: subprocess.Popen[str], reader: threading.Thread) -> Iterator[None]:
     try:
-        yield readers
+        yield
     finally:
         process.terminate()  # torchrun's workers are in groups of their own: it ends them itself
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -256,8 +245,7 @@ def _ended_as_a_group(process: subprocess.Popen[str], *readers: threading.Thread
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # including compile workers
         process.wait()
-        for reader in readers:
-            reader.join(_ENDING_S)
+        reader.join(_ENDING_S)
 
 
 def _printed(out: str) -> dict[str, Any] | None:

@@ -6,11 +6,9 @@ With `--fail-on RULE` it is a gate: exit code 1, and a reason for each setting t
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
-import jinja2
 import pandas as pd
 import tyro
 from markupsafe import Markup
@@ -20,11 +18,11 @@ from analysis.choose.decision import Outcome
 from analysis.choose.uncertainty import Attempts
 from analysis.command_line import say
 from analysis.comparison.change_text import TITLES, Cell, cell_of, comparison_markdown, opening, sentences, status_of
-from analysis.comparison.changes import FIGURES, Comparison, News, Pair, compare, refuse_other_work
+from analysis.comparison.changes import FIGURES, Comparison, Pair, compare, refuse_other_work
 from analysis.comparison.rules import Finding, Rule, check
-from analysis.formatting import cell, instant, whole
+from analysis.formatting import cell, whole
 from analysis.load import SweepInfo, load_for_analysis, load_sweep
-from analysis.page.page import COMPARISON_FILE
+from analysis.page.page import COMPARISON_FILE, asset, template
 from analysis.recommend import recommend
 from analysis.report import renew_report
 from compile_sweep import command_line
@@ -58,27 +56,13 @@ class Options:
     """Print a Markdown table instead."""
 
 
-class Row(NamedTuple):
-    """A setting."""
-
-    label: str
-    key: str
-    status: str  # status in A and in B; empty if usable in both
-    cells: list[Cell | None]
-    news: Sequence[News]
-
-
 def write_comparison(
     path: Path, comparison: Comparison, sweeps: tuple[SweepInfo, SweepInfo], names: tuple[str, str], *,
     rules: Sequence[Rule] = (), findings: Sequence[Finding] = (), lead: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Atomically writes the comparison as a page without scripts or links; raises SweepFolderError if it cannot."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    environment.filters["instant"] = instant
     shown = [name for name in FIGURES if any(name in pair.changes for pair in comparison.pairs)]
-    page = environment.get_template("compare.html").render(
+    page = template("compare.html").render(
         title=sweeps[1].what or "sweep",
         names=names,
         sweeps=sweeps,
@@ -88,10 +72,10 @@ def write_comparison(
         broken=[finding for finding in findings if finding.fails],
         noise_only=[finding for finding in findings if not finding.fails],
         titles=[TITLES[name] for name in shown],
-        rows=[_row(pair, shown) for pair in comparison.pairs],
+        rows=[(pair, status_of(pair), _cells(pair, shown)) for pair in comparison.pairs],
         comparison=comparison,
         csp=_POLICY,
-        css=Markup((files("analysis.page") / "templates" / "compare.css").read_text(encoding="utf-8")),
+        css=Markup(asset("compare.css")),
     )
     try:
         if path.is_dir():
@@ -167,9 +151,8 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             yield f"Only in {where}: {', '.join(f'“{label}”' for label in labels)}"
 
 
-def _row(pair: Pair, shown: Sequence[str]) -> Row:
-    cells = [cell_of(name, pair) if name in pair.changes else None for name in shown]
-    return Row(pair.label, str(pair.after["settings_key"]), status_of(pair), cells, pair.news)
+def _cells(pair: Pair, shown: Sequence[str]) -> list[Cell | None]:
+    return [cell_of(name, pair) if name in pair.changes else None for name in shown]
 
 
 main = command_line.main_of(Options, _command, PROG)

@@ -35,7 +35,7 @@ SENTENCES = {
     "unclear_longer": "What would tell: a job of {steps} steps or more, in which it certainly saves time; or measuring both "
     "again on an otherwise idle machine.",
     "unclear_again": "What would tell: measuring both again on an otherwise idle machine; a longer job would not, because a "
-    "step saves {step_low} to {step_high} (95%).",
+    "step saves {step_saves} (95%).",
     "unknown": "Cannot tell what “{setting}” gains.",
     "unknown_why": "No eager trial is usable; among the others it is the fastest for {job}. What would tell: an eager "
     "trial (--settings scope=eager).",
@@ -86,11 +86,6 @@ def sentence_names(found: Decision) -> list[str]:
     return ["unclear", "unclear_why", "unclear_again" if found.clear_from_steps is None else "unclear_longer"]
 
 
-def has_tiles(found: Decision) -> bool:
-    """Tells whether there is a gain to show at a glance."""
-    return found.saving is not None and found.outcome is not Outcome.STAY
-
-
 def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str, str]:
     """Returns the values of placeholders for times; empty if nothing is compared."""
     saving = found.saving
@@ -109,8 +104,7 @@ def saving_words(found: Decision, lines: Sequence[Line], steps: int) -> dict[str
         "share": minus(percent(saving.share)),
         "probability": chance(saving.probability),
         "steps": "" if found.clear_from_steps is None else whole(rounded_up(found.clear_from_steps)),
-        "step_low": minus(percent(step_low)),
-        "step_high": minus(percent(step_high)),
+        "step_saves": minus(f"{percent(step_low)} or more" if step_high == 1 else f"{percent(step_low)} to {percent(step_high)}"),
     }
 
 

@@ -59,8 +59,7 @@ def times(ratio: Any) -> str:
 
 def duration(seconds: Any) -> str:
     """Formats an approximate duration with two digits: seconds under two minutes, then minutes, then hours; a dash if missing."""
-    (written,) = durations(seconds)
-    return written
+    return durations(seconds)[0]
 
 
 def durations(*seconds: Any) -> list[str]:

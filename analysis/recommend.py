@@ -36,7 +36,6 @@ from analysis.decision_text import (
     SENTENCES,
     STARTS,
     TILES,
-    has_tiles,
     memory_words,
     on_batches,
     saving_words,
@@ -173,7 +172,7 @@ def verdict(found: Recommendation) -> list[str]:
 
 def tiles(found: Recommendation) -> list[Tile]:
     """Returns gain, total, memory and certainty of the setting at a glance; empty if the answer is to stay."""
-    if not has_tiles(found.decision):
+    if found.decision.saving is None or found.decision.outcome is Outcome.STAY:
         return []
     blanks = _blanks(found)
     return [Tile(caption, value.format(**blanks), under.format(**blanks)) for caption, (value, under) in TILES.items()]

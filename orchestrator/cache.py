@@ -295,8 +295,8 @@ def _here(other: Side | None) -> Side:
     from compile_sweep.harness.compile_cache.transfer import torch_configuration
 
     with ExitStack() as settled:
-        if other is not None and other.workload in BUILT_IN:
-            kind = load_workload(other.workload)
+        if other is not None and other.manifest is not None and other.manifest.workload in BUILT_IN:
+            kind = load_workload(other.manifest.workload)
             settled.enter_context(kind(kind.sizes[0], 0).process_settings())
         return Side(name=HERE, facts=environment_facts(torch_configuration()))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
@@ -56,17 +56,9 @@ class ExplainOptions:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     words = list(command_line.words_of(arguments))
-    if not words or words[0] in command_help.WORDS:
-        return command_line.run(lambda: _say(_help(), 0 if words else command_line.USAGE_ERROR))
-    if words[0] in ("-V", "--version"):
-        return command_line.run(lambda: _say(f"{PROG} {compile_sweep.__version__}\n", 0))
+    if not words or words[0] not in COMMANDS or words[0] == "explain" or _missing(words[0]):
+        return command_line.run(lambda: _without_module(words))
     name, *rest = words
-    if missing := _missing(name):
-        return command_line.run(lambda: _refuse_without(f"{PROG} {name}", missing))
-    if name == "explain":
-        return command_line.run(lambda: _explain(rest))
-    if name not in COMMANDS:
-        return command_line.run(lambda: _refuse(name))
     module = str(COMMANDS[name][0])
     if module.startswith("analysis."):  # a script that `run` trains may have a package of that name
         find_own_packages("analysis")
@@ -87,17 +79,20 @@ def _without_this_package() -> Iterator[None]:
         sys.modules.update(own)
 
 
-def _help() -> str:
-    says = {name: meaning for name, (_, meaning) in COMMANDS.items()}
-    return command_help.commands_text(PROG, says, also=f"; {PROG} --version")
-
-
-def _say(text: str, code: int) -> int:
-    print(text, end="")
-    return code
-
-
-def _refuse(name: str) -> int:
+def _without_module(words: Sequence[str]) -> int:
+    """Prints help or the version, explains a setting, or refuses the command."""
+    if not words or words[0] in command_help.WORDS:
+        says = {name: meaning for name, (_, meaning) in COMMANDS.items()}
+        print(command_help.commands_text(PROG, says, also=f"; {PROG} --version"), end="")
+        return 0 if words else command_line.USAGE_ERROR
+    name, *rest = words
+    if name in ("-V", "--version"):
+        print(f"{PROG} {compile_sweep.__version__}")
+        return 0
+    if missing := _missing(name):
+        _refuse_without(f"{PROG} {name}", missing)
+    if name == "explain":
+        return _explain(rest)
     near = get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(COMMANDS)}"
     raise UsageError(f"no command is called {name!r}; {hint}")
@@ -114,7 +109,7 @@ def _missing(name: str) -> list[str]:
     return [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
 
 
-def _refuse_without(prog: str, missing: Sequence[str]) -> int:
+def _refuse_without(prog: str, missing: Sequence[str]) -> NoReturn:
     lacks = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
     raise UsageError(f"{prog} needs {lacks}; install the extra that measures: pip install 'compile-sweep[run]'")
 

@@ -67,7 +67,7 @@ def fingerprint() -> Environment:
         gpu=gpus[0][0] if gpus else None,
         num_gpus=len(gpus),
         gpu_memory_bytes=gpus[0][1] if gpus else None,
-        cpu=_cpu_name(),
+        cpu=cpu_fact("model name") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         platform=platform.platform(),
@@ -141,8 +141,10 @@ def _gpus() -> tuple[list[tuple[str, int]], str | None, str | None]:
         pynvml.nvmlShutdown()
 
 
-def _cpu_name() -> str:
+def cpu_fact(*names: str) -> str:
+    """Returns what Linux says of the first CPU under one of these names; empty if it says nothing."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.strip()
+    return ""

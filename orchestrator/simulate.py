@@ -3,7 +3,6 @@
 Each setting has the cost and the figures of its record, so replays differ only in which settings were tried in which order.
 """
 
-import heapq
 import statistics
 import sys
 import time
@@ -84,7 +83,6 @@ class Ground:
         budget: Budget | None = None,
         rule: StableFront | None = None,
         prune: Prune | None = None,
-        at_once: int = 1,
         enough: float | None = None,
     ) -> Replay:
         """Searches the table until the rule, the budget, or that share (`enough`) of the hypervolume ends it."""
@@ -92,28 +90,21 @@ class Ground:
         steps: list[Step] = []
         done: list[Record] = []
         found: list[Losses] = []
-        volume, now, why, number = 0.0, 0.0, None, 0
-        under_way: list[tuple[float, int, Record, bool]] = []
-        while True:
-            why = why or spending.reason_to_stop(now)
-            while why is None and len(under_way) < at_once and (setting := proposer.propose()) is not None:
-                row = self.table.rows[setting.key]
-                stopped = prune(row, done) if prune else None
-                row = row if stopped is None else stopped
-                number += 1
-                heapq.heappush(under_way, (now + float(row["wall_s"]), number, row, stopped is not None))
-            if not under_way:
-                break
-            now, _, row, was_pruned = heapq.heappop(under_way)
+        volume, now, why = 0.0, 0.0, None
+        while (why := why or spending.reason_to_stop(now)) is None and (setting := proposer.propose()) is not None:
+            row = self.table.rows[setting.key]
+            stopped = prune(row, done) if prune else None
+            row = row if stopped is None else stopped
+            now += float(row["wall_s"])
             proposer.tell(row)
             spending.tell(row)
             done.append(row)
             losses = self.aims.losses(row)
             if losses is not None and self.aims.is_usable(row) and (grown := extended(found, losses)) is not found:
                 found, volume = grown, hypervolume(grown, self.reference) / self._whole
-            steps.append(Step(str(row["settings_key"]), spending.gpu_s, volume, was_pruned))
+            steps.append(Step(str(row["settings_key"]), spending.gpu_s, volume, stopped is not None))
             if enough is not None and volume >= enough:
-                why = why or f"{enough:.0%} of the hypervolume is reached"
+                why = f"{enough:.0%} of the hypervolume is reached"
         return Replay(tuple(steps), self._gpu_s, why)
 
 
@@ -122,7 +113,6 @@ def replays(
     searcher: Searcher,
     seeds: int,
     *,
-    at_once: int = 1,
     enough: float | None = None,
     budget: Budget | None = None,
     rule: StableFront | None = None,
@@ -134,7 +124,6 @@ def replays(
     return [
         ground.replay(
             make_proposer(searcher, table.candidates, ground.aims, table.facts, seed=seed, known_good=known_good),
-            at_once=at_once,
             enough=enough,
             budget=budget,
             rule=rule,
@@ -164,16 +153,13 @@ class Options:
     """Like "front stable for 6 trials"."""
     gpu_budget_s: float | None = None
     """GPU-seconds after which no further trial starts."""
-    at_once: int = 1
-    """Trials that run at a time."""
     prune: Flag = False
     """Stop trials early, as a sweep does."""
 
 
 def _simulate(options: Options) -> int:
-    for name, value in (("seeds", options.seeds), ("at-once", options.at_once)):
-        if value < 1:
-            raise ConfigError(f"--{name} {value} is too few; use 1 or more")
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds {options.seeds} is too few; use 1 or more")
     if not 0 < options.target <= 1:
         raise ConfigError(f"--target {options.target:g} is not a share; use a number above 0 and at most 1")
     aims = Aims.parse(options.objective, options.constraint)
@@ -195,7 +181,6 @@ def _simulate(options: Options) -> int:
             ground,
             searcher,
             options.seeds,
-            at_once=options.at_once,
             enough=None if ends_early else options.target,
             budget=budget,
             rule=rule,

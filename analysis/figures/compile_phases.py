@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from analysis.columns import COMPILE_PHASES
 from analysis.figures.chart_style import INK, PAPER, PHASE_COLORS, or_trials
-from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure, seconds
+from analysis.figures.setting_rows import BAR, RowName, notable, row_hover, rows_figure
 from analysis.formatting import figure, number
 from compile_sweep.schema.record import Caches
 from compile_sweep.schema.settings import Scope
@@ -75,7 +75,7 @@ def _trace(name: str, info: CompilePhasesInfo) -> go.Bar:
         y=[place for place, _, _ in shown],
         width=BAR,
         marker={"color": PHASE_COLORS[name], "line": {"color": PAPER, "width": 1}},
-        text=[seconds(spent) for _, _, spent in shown],
+        text=[figure(spent, "s", digits=2) for _, _, spent in shown],
         textposition="inside",
         insidetextfont={"color": PAPER if name in ("dynamo", "other") else INK},
         insidetextanchor="middle",

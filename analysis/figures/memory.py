@@ -15,20 +15,23 @@ _MOST_BARS = 12
 _MOST_CURVES = 6
 _BATCHES_PX = 480
 _GIB = 2**30
-_RESERVED_COLOR, _COMPILING_COLOR, _POOL_COLOR = "#C48600", "#B8649A", "#4499D0"
+_MARKS = {
+    "reserved by the allocator": ("peak_reserved_bytes", "line-ns-open", "#C48600"),
+    "peak of the warm-up": ("compile_peak_memory_bytes", "diamond", "#B8649A"),
+    "CUDA-graph pool": ("cudagraph_pool_bytes", "circle", "#4499D0"),
+}
+"""What is marked besides the bar, with its column, symbol and color."""
 
 
 class MemoryBar(NamedTuple):
-    """One setting, in bytes; unknown values are None. Text is unescaped, as in the record."""
+    """One setting, in bytes. Text is unescaped, as in the record."""
 
     trial_id: str
     setting_name: str
-    scope: Scope
     peak_bytes: float
     """Maximum allocated."""
-    reserved_bytes: float | None
-    compiling_bytes: float | None
-    pool_bytes: float | None
+    marks: dict[str, float]
+    """What is known of what `_MARKS` names."""
     on_front: bool
 
 
@@ -48,11 +51,8 @@ def memory_info(df: pd.DataFrame, device_bytes: float | None = None) -> MemoryIn
         MemoryBar(
             trial_id=str(row["trial_id"]),
             setting_name=str(row["setting_name"]),
-            scope=Scope(row["scope"]),
             peak_bytes=float(row["peak_memory_bytes"]),
-            reserved_bytes=number(row["peak_reserved_bytes"]),
-            compiling_bytes=number(row["compile_peak_memory_bytes"]),
-            pool_bytes=number(row["cudagraph_pool_bytes"]),
+            marks={name: value for name, (column, *_) in _MARKS.items() if (value := number(row[column])) is not None},
             on_front=bool(row["on_front"]),
         )
         for _, row in trials.head(_MOST_BARS).iterrows()
@@ -71,13 +71,7 @@ def memory_figure(info: MemoryInfo) -> go.Figure:
     if not names:
         return chart
     chart.add_trace(_allocated(info))
-    for name, values, symbol, color in (
-        ("reserved by the allocator", [bar.reserved_bytes for bar in info.bars], "line-ns-open", _RESERVED_COLOR),
-        ("peak of the warm-up", [bar.compiling_bytes for bar in info.bars], "diamond", _COMPILING_COLOR),
-        ("CUDA-graph pool", [bar.pool_bytes or None for bar in info.bars], "circle", _POOL_COLOR),
-    ):
-        if any(value is not None for value in values):
-            chart.add_trace(_marks(name, values, symbol, color, info))
+    chart.add_traces([_marks(name, info) for name in _MARKS if any(bar.marks.get(name) for bar in info.bars)])
     if info.device_bytes:
         limit = info.device_bytes / _GIB
         chart.add_vline(x=limit, line={"color": LINE_COLOR, "dash": "dash", "width": 1.5})
@@ -98,8 +92,9 @@ def _allocated(info: MemoryInfo) -> go.Bar:
     )
 
 
-def _marks(name: str, values: list[float | None], symbol: str, color: str, info: MemoryInfo) -> go.Scatter:
-    shown = [(place, value) for place, value in enumerate(values) if value is not None]
+def _marks(name: str, info: MemoryInfo) -> go.Scatter:
+    _, symbol, color = _MARKS[name]
+    shown = [(place, value) for place, bar in enumerate(info.bars) if (value := bar.marks.get(name))]
     return go.Scatter(
         name=name,
         x=[value / _GIB for _, value in shown],
@@ -118,12 +113,7 @@ def _marks(name: str, values: list[float | None], symbol: str, color: str, info:
 
 def _hover(bar: MemoryBar, device_bytes: float | None) -> str:
     share = f", {100 * bar.peak_bytes / device_bytes:.0f}% of the device" if device_bytes else ""
-    others = (
-        ("reserved by the allocator", bar.reserved_bytes),
-        ("peak of the warm-up", bar.compiling_bytes),
-        ("CUDA-graph pool", bar.pool_bytes),
-    )
-    lines = [f"{words} {gib(value)}" for words, value in others if value is not None]
+    lines = [f"{words} {gib(value)}" for words, value in bar.marks.items()]
     return row_hover([bar.setting_name, f"allocated {gib(bar.peak_bytes)}{share}", *lines])
 
 

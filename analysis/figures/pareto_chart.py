@@ -5,6 +5,7 @@ import math
 import textwrap
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.choose.uncertainty import chance
@@ -21,7 +22,8 @@ from analysis.figures.chart_style import (
     or_trials,
 )
 from analysis.figures.pareto_points import TICKS_S, ParetoInfo, ParetoPoint, pareto_info
-from analysis.formatting import figure, gib, interval, times
+from analysis.formatting import figure, gib, interval, number, text, times
+from analysis.page.verdict import remarks
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
 
@@ -170,7 +172,8 @@ def _markers(points: list[ParetoPoint], is_crowd: bool, info: ParetoInfo) -> go.
 
 def _hover(point: ParetoPoint, info: ParetoInfo) -> str:
     """Returns the whole setting and the main figures in plotly's own markup; text from records is escaped."""
-    compile_time = figure(point.compile_s, "s")
+    trial = point.trial
+    compile_time = figure(trial["compile_s"], "s")
     if info.price.column == "compile_s" and point.x < point.shown_x:
         compile_time += f" (drawn at {point.shown_x:g} s)"
     verdict = "on the front" + (", its knee" if point.is_knee else "") if point.on_front else ""
@@ -179,31 +182,30 @@ def _hover(point: ParetoPoint, info: ParetoInfo) -> str:
     if point.equal_to is not None:
         verdict += f"; cannot be told apart from “{point.equal_to}”"
     if point.status is not Status.OK:
-        verdict = f"{point.status}: {point.label or 'no label'}; not on the front"
+        verdict = f"{point.status}: {text(trial['label']) or 'no label'}; not on the front"
     lines = [
-        f"throughput {figure(point.samples_per_s)} samples/s{_between(point.samples_per_s_low, point.samples_per_s_high)}",
+        f"throughput {figure(trial['samples_per_s'])} samples/s{_between(trial, 'samples_per_s')}",
         f"compile {compile_time}",
-        f"first step {figure(point.first_step_s, 's')}",
-        f"step {figure(point.step_ms_median, 'ms')}",
-        f"peak memory {gib(point.peak_memory_bytes)}",
-        f"numerics {point.numerics_status or 'not checked'}",
-        ", ".join(point.remarks),
+        f"first step {figure(trial['first_step_s'], 's')}",
+        f"step {figure(trial['step_ms_median'], 'ms')}",
+        f"peak memory {gib(trial['peak_memory_bytes'])}",
+        f"numerics {text(trial['numerics_status']) or 'not checked'}",
+        ", ".join(remark.text for remark in remarks(trial)),
         verdict,
     ]
-    if point.warm_start_s is not None:
-        lines.insert(2, f"warm start {figure(point.warm_start_s, 's')}")
+    if number(trial["warm_start_s"]) is not None:
+        lines.insert(2, f"warm start {figure(trial['warm_start_s'], 's')}")
     if info.gain.column == "tokens_per_s":
-        lines.insert(1, f"{figure(point.tokens_per_s)} useful tokens/s")
-    if point.speedup_eager is not None:
-        between = _between(point.speedup_eager_low, point.speedup_eager_high)
-        lines.insert(1, f"{times(point.speedup_eager)} eager interleaved{between}")
-    heading = [f"<b>{_escaped(line)}</b>" for line in _wrapped(f"{point.setting_id} {point.settings_label}")]
-    setting = _wrapped(point.settings_key.replace(",", ", "))
+        lines.insert(1, f"{figure(trial['tokens_per_s'])} useful tokens/s")
+    if number(trial["speedup_eager"]) is not None:
+        lines.insert(1, f"{times(trial['speedup_eager'])} eager interleaved{_between(trial, 'speedup_eager')}")
+    heading = [f"<b>{_escaped(line)}</b>" for line in _wrapped(f"{trial['setting_id']} {trial['settings_label']}")]
+    setting = _wrapped(str(trial["settings_key"]).replace(",", ", "))
     return "<br>".join([*heading, *map(_escaped, setting), "", *(_escaped(part) for line in lines for part in _wrapped(line))])
 
 
-def _between(low: float | None, high: float | None) -> str:
-    return f" (95%: {ends})" if (ends := interval(low, high)) else ""
+def _between(trial: pd.Series, name: str) -> str:
+    return f" (95%: {ends})" if (ends := interval(trial[f"{name}_low"], trial[f"{name}_high"])) else ""
 
 
 def _wrapped(words: str) -> list[str]:
@@ -215,8 +217,9 @@ def _annotations(info: ParetoInfo, axes: Axes) -> list[dict[str, Any]]:
     hollow = [point for point in info.points if point.status is not Status.OK]
     hollow = sorted(hollow, key=lambda point: -point.y)[:_MOST_HOLLOW_NAMED]
     by_name = len(info.front) <= _MOST_NAMED
-    named = [(f"front-{point.setting_id}", point, point.setting_name if by_name else point.setting_id) for point in info.front]
-    named += [("hollow", point, point.label or str(point.status)) for point in hollow]
+    label = "setting_name" if by_name else "setting_id"
+    named = [(f"front-{point.trial['setting_id']}", point, str(point.trial[label])) for point in info.front]
+    named += [("hollow", point, text(point.trial["label"]) or str(point.status)) for point in hollow]
     callouts = [Callout(name, *_at(point, info), [_escaped(line) for line in _balanced(words)]) for name, point, words in named]
     steps = [_at(point, info) for point in info.front]
     bars = [(_at(point, info)[0], point.y - point.below, point.y + point.above) for point in info.points]

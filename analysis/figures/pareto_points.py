@@ -8,8 +8,7 @@ import pandas as pd
 from analysis.choose.pareto import is_noisy_trial, knee, pareto_front, standing
 from analysis.choose.uncertainty import uncertain_front
 from analysis.figures.front_axes import DEFAULT_GAIN, DEFAULT_PRICE, GAINS, PRICES, FrontAxis, front_objectives
-from analysis.formatting import number, text, upper_end
-from analysis.page.verdict import remarks
+from analysis.formatting import number, upper_end
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import Scope
 
@@ -20,14 +19,12 @@ TICKS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 
 
 
 class ParetoPoint(NamedTuple):
-    """One trial in the chart. Text is unescaped, as in the record; unknown figures are None."""
+    """One trial in the chart."""
 
-    trial_id: str
-    setting_id: str
-    setting_name: str
-    settings_label: str
-    settings_key: str
+    trial: pd.Series
+    """Its row of the frame. Text is unescaped, as in the record."""
     scope: Scope
+    status: Status
     x: float
     """Measured price, in the axis's unit."""
     shown_x: float
@@ -35,30 +32,22 @@ class ParetoPoint(NamedTuple):
     y: float
     y_low: float | None
     y_high: float | None
-    samples_per_s: float | None
-    samples_per_s_low: float | None
-    samples_per_s_high: float | None
-    tokens_per_s: float | None
-    compile_s: float | None
-    warm_start_s: float | None
-    first_step_s: float | None
-    step_ms_median: float | None
-    speedup_eager: float | None
-    speedup_eager_low: float | None
-    speedup_eager_high: float | None
-    peak_memory_bytes: float | None
-    numerics_status: str | None
-    status: Status
-    label: str | None
-    is_noisy: bool
-    """Whether the front uses the low end of its interval."""
-    remarks: list[str]
     on_front: bool
     is_knee: bool
     front_probability: float | None
     """Fraction of draws from the intervals in which it is on the front; None if it cannot be, or almost never is."""
     equal_to: str | None
     """Label of the trial it cannot be told apart from; None if it leads a group or is alone."""
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's ID."""
+        return str(self.trial["trial_id"])
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the front uses the low end of its interval."""
+        return is_noisy_trial(self.trial)
 
     @property
     def assured_y(self) -> float:
@@ -91,12 +80,6 @@ class ParetoInfo(NamedTuple):
     """Lower prices are negligible and drawn here: a logarithmic axis has no zero for eager."""
     num_left_out: int
     """Number of trials that are not shown because there are too many to draw."""
-
-
-_FIGURES = (
-    "samples_per_s", "samples_per_s_low", "samples_per_s_high", "tokens_per_s", "compile_s", "warm_start_s", "first_step_s",
-    "step_ms_median", "speedup_eager", "speedup_eager_low", "speedup_eager_high", "peak_memory_bytes",
-)  # fmt: skip
 
 
 def pareto_info(
@@ -155,26 +138,15 @@ def _point(
     row: pd.Series, gain: FrontAxis, price: FrontAxis, floor: float, *, on_front: bool, is_knee: bool,
     front_probability: float | None, equal_to: str | None,
 ) -> ParetoPoint:  # fmt: skip
-    figures: dict[str, Any] = {name: (upper_end if name.endswith("_high") else number)(row[name]) for name in _FIGURES}
     y, x = float(row[gain.column]) / gain.divisor, float(row[price.column]) / price.divisor
-    scale = y / figures["samples_per_s"] if figures["samples_per_s"] else None  # the interval is of the same passes
-    low, high = (
-        None if scale is None or (end := figures[f"samples_per_s_{name}"]) is None else scale * end for name in ("low", "high")
-    )
-    known: dict[str, Any] = {
-        "trial_id": str(row["trial_id"]),
-        "setting_id": str(row["setting_id"]),
-        "setting_name": str(row["setting_name"]),
-        "settings_label": str(row["settings_label"]),
-        "settings_key": str(row["settings_key"]),
-        "scope": Scope(row["scope"]),
-        "numerics_status": text(row["numerics_status"]),
-        "status": Status(row["status"]),
-        "label": text(row["label"]),
-        "is_noisy": is_noisy_trial(row),
-        "remarks": [remark.text for remark in remarks(row)],
-    }
+    rate = number(row["samples_per_s"])
+    scale = y / rate if rate else None  # the interval is of the same passes
+    ends = number(row["samples_per_s_low"]), upper_end(row["samples_per_s_high"])
+    low, high = (None if scale is None or end is None else scale * end for end in ends)
     return ParetoPoint(
+        trial=row,
+        scope=Scope(row["scope"]),
+        status=Status(row["status"]),
         x=x,
         shown_x=max(x, floor) if price.is_logarithmic else x,
         y=y,
@@ -184,8 +156,6 @@ def _point(
         is_knee=is_knee,
         front_probability=front_probability,
         equal_to=equal_to,
-        **known,
-        **figures,
     )
 
 

@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 
 from analysis.choose.pareto import pareto_front, standing
 from analysis.figures.chart_style import base_layout, empty_figure
-from analysis.formatting import figure
 from compile_sweep.schema.outcome import Status
 
 ROW_PX = 46  # height of a row with its name and drawing
@@ -61,11 +60,6 @@ def rows_figure(rows: Sequence[RowName], *, x_title: str, nothing: str, has_lege
 def row_hover(lines: Sequence[str]) -> str:
     """Joins lines in plotly's markup; text from records is escaped."""
     return "<br>".join(html.escape(line, quote=False) for line in lines)
-
-
-def seconds(value: float) -> str:
-    """Formats seconds with two digits, for a bar."""
-    return figure(value, "s", digits=2)
 
 
 def _name(place: int, row: RowName) -> dict[str, Any]:

@@ -117,9 +117,8 @@ class TimelineInfo(NamedTuple):
     spans: list[Span]
     lane_names: list[str]
     """Name of each lane: its GPU as host:index, or as index if all are on one host; a number if none is recorded."""
-    of_gpus: bool
-    """Whether lanes are GPUs, as far as records name them."""
     num_gpus: int
+    """Number of lanes that are GPUs; 0 if no record names any."""
     pauses: list[Pause]
     """Long pauses of the sweep, in order. They count neither as idle nor as any other time."""
     busy: float
@@ -169,7 +168,6 @@ def timeline_info(df: pd.DataFrame, starts: Sequence[WarmStart] = ()) -> Timelin
     return TimelineInfo(
         spans=spans,
         lane_names=lanes.shown_names(),
-        of_gpus=any(one.gpus for one in shown),
         num_gpus=sum(bool(name) for name in lanes.names),
         pauses=pauses,
         busy=min(1.0, sum(sum(span.parts_s.values()) * len(span.lanes) for span in spans) / whole) if whole else 0.0,
@@ -222,7 +220,7 @@ def timeline_figure(info: TimelineInfo) -> go.Figure:
         range=[len(info.lane_names) - 0.4, -0.6],
         tickvals=list(range(len(info.lane_names))),
         ticktext=[html.escape(name, quote=False) for name in info.lane_names],
-        title_text="GPU" if info.of_gpus else "lane",
+        title_text="GPU" if info.num_gpus else "lane",
         tickformat=None,
     )
     for part in PARTS:

@@ -1,7 +1,7 @@
 """The report's charts, in their order on the page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
@@ -65,12 +65,11 @@ def fronts(df: pd.DataFrame, attempts: pd.DataFrame) -> Fronts:
 
 def page_charts(df: pd.DataFrame, attempts: pd.DataFrame, starts: Sequence[WarmStart], sweep: SweepInfo) -> list[Chart]:
     """Returns the charts below the verdict that have something to show, in order."""
-    found = [
-        _parallel(df), _effects(df, attempts), _regions(df, attempts), _phases(df), _step_times(df),
-        _memory(df, number(sweep.environment.get("gpu_memory_bytes"))),
-        _batches(df, number(sweep.environment.get("gpu_memory_bytes"))), _timeline(attempts, starts), _caches(df),
+    device_bytes = number(sweep.environment.get("gpu_memory_bytes"))
+    return [
+        *_parallel(df), *_effects(df, attempts), *_regions(df, attempts), *_phases(df), *_step_times(df),
+        *_memory(df, device_bytes), *_batches(df, device_bytes), *_timeline(attempts, starts), *_caches(df),
     ]  # fmt: skip
-    return [chart for chart in found if chart is not None]
 
 
 def as_json(figure: Drawn) -> dict[str, Any]:
@@ -79,63 +78,56 @@ def as_json(figure: Drawn) -> dict[str, Any]:
     return drawn
 
 
-def _phases(df: pd.DataFrame) -> Chart | None:
-    info = charts.compile_phases_info(df)
-    if not info.bars:
-        return None
-    return Chart(
-        "phases", "Where the compile time goes", "Compile time",
-        "Cold compile time of each usable setting by phase; the table has the seconds",
-        f"Usable settings, the quickest to compile on top; ★ is on the front.{_no_room(info.num_left_out)}",
-        as_json(charts.compile_phases_figure(info)),
-    )  # fmt: skip
+def _phases(df: pd.DataFrame) -> Iterator[Chart]:
+    if (info := charts.compile_phases_info(df)).bars:
+        yield Chart(
+            "phases", "Where the compile time goes", "Compile time",
+            "Cold compile time of each usable setting by phase; the table has the seconds",
+            f"Usable settings, the quickest to compile on top; ★ is on the front.{_no_room(info.num_left_out)}",
+            as_json(charts.compile_phases_figure(info)),
+        )  # fmt: skip
 
 
-def _step_times(df: pd.DataFrame) -> Chart | None:
-    info = charts.step_times_info(df)
-    if not info.rows:
-        return None
-    return Chart(
-        "steps", "Distribution of step times", "Step times", "Timed steps of each usable setting, with their quartiles",
-        "Each point is a step; the box holds half of them, its whiskers nine in ten. Batches of different lengths take different "
-        f"times, so a wide box alone does not mean noise; the interval in the hover shows that.{_no_room(info.num_left_out)}",
-        as_json(charts.step_times_figure(info)),
-    )  # fmt: skip
+def _step_times(df: pd.DataFrame) -> Iterator[Chart]:
+    if (info := charts.step_times_info(df)).rows:
+        yield Chart(
+            "steps", "Distribution of step times", "Step times", "Timed steps of each usable setting, with their quartiles",
+            "Each point is a step; the box holds half of them, its whiskers nine in ten. Batches of different lengths take "
+            "different times, so a wide box alone does not mean noise; the interval in the hover shows that."
+            f"{_no_room(info.num_left_out)}",
+            as_json(charts.step_times_figure(info)),
+        )  # fmt: skip
 
 
 def _limit(device_bytes: float | None) -> str:
     return " The dashed line is the device's whole memory." if device_bytes else ""
 
 
-def _memory(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
-    info = charts.memory_info(df, device_bytes)
-    if not info.bars:
-        return None
-    return Chart(
-        "memory", "Memory", "Memory", "Peak memory of each usable setting; the table has the figures",
-        "Bars show the most that was allocated at once; the allocator reserves more than it hands out."
-        f"{_limit(info.device_bytes)}{_no_room(info.num_left_out)}",
-        as_json(charts.memory_figure(info)),
-    )  # fmt: skip
+def _memory(df: pd.DataFrame, device_bytes: float | None) -> Iterator[Chart]:
+    if (info := charts.memory_info(df, device_bytes)).bars:
+        yield Chart(
+            "memory", "Memory", "Memory", "Peak memory of each usable setting; the table has the figures",
+            "Bars show the most that was allocated at once; the allocator reserves more than it hands out."
+            f"{_limit(info.device_bytes)}{_no_room(info.num_left_out)}",
+            as_json(charts.memory_figure(info)),
+        )  # fmt: skip
 
 
-def _batches(df: pd.DataFrame, device_bytes: float | None) -> Chart | None:
-    info = charts.batch_memory_info(df, device_bytes)
-    if not info.curves:
-        return None
-    return Chart(
-        "batches", "Memory by batch size", "Batch size", "Peak memory of a step by batch size; each trial has the figures",
-        "Each line is a setting, by its ID; a cross is a batch that did not fit. Two training steps were made with each size, on "
-        f"the longest length.{_limit(info.device_bytes)}{_no_room(info.num_left_out)}",
-        as_json(charts.batch_memory_figure(info)),
-    )  # fmt: skip
+def _batches(df: pd.DataFrame, device_bytes: float | None) -> Iterator[Chart]:
+    if (info := charts.batch_memory_info(df, device_bytes)).curves:
+        yield Chart(
+            "batches", "Memory by batch size", "Batch size", "Peak memory of a step by batch size; each trial has the figures",
+            "Each line is a setting, by its ID; a cross is a batch that did not fit. Two training steps were made with each "
+            f"size, on the longest length.{_limit(info.device_bytes)}{_no_room(info.num_left_out)}",
+            as_json(charts.batch_memory_figure(info)),
+        )  # fmt: skip
 
 
-def _parallel(df: pd.DataFrame) -> Chart | None:
+def _parallel(df: pd.DataFrame) -> Iterator[Chart]:
     info = charts.parallel_info(df)
     if len(info.axes) < 2 or len(info.lines) < 2:
-        return None
-    return Chart(
+        return
+    yield Chart(
         "parallel", "Choices and their results", "Choices", "Each usable setting as a line through its choices and figures",
         "Each line is a setting, colored by scope as in the front; thick ones are on the front. A click on a choice, or the "
         f"filter, dims the others, here and in the table.{_no_room(info.num_left_out)}",
@@ -143,67 +135,62 @@ def _parallel(df: pd.DataFrame) -> Chart | None:
     )  # fmt: skip
 
 
-def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
-    info = charts.effects_info(df, attempts)
-    if not info.effects:
-        return None
-    return Chart(
-        "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
-        "Each row is the mean over all pairs of settings that differ only in this field. The name also says what the change "
-        "costs in cold compile time, estimated for warm trials; the hover says after how many steps that pays off, and "
-        f"shows the interval, which the axis may cut off.{_no_room(info.num_left_out)}",
-        as_json(charts.effects_figure(info)),
-    )  # fmt: skip
+def _effects(df: pd.DataFrame, attempts: pd.DataFrame) -> Iterator[Chart]:
+    if (info := charts.effects_info(df, attempts)).effects:
+        yield Chart(
+            "effects", "What one change is worth", "One change", "Change of throughput by changing one field",
+            "Each row is the mean over all pairs of settings that differ only in this field. The name also says what the change "
+            "costs in cold compile time, estimated for warm trials; the hover says after how many steps that pays off, and "
+            f"shows the interval, which the axis may cut off.{_no_room(info.num_left_out)}",
+            as_json(charts.effects_figure(info)),
+        )  # fmt: skip
 
 
-def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Chart | None:
-    info = charts.region_prices_info(df, attempts)
-    if not info.effects:
-        return None
-    return Chart(
-        "regions", "What each part of the model is worth", "Parts",
-        "Change of throughput by compiling one part of the model differently",
-        "From modular settings: compiling one part, or the optimizer, differently from the rest, and the seconds of cold "
-        f"compiling that this adds or saves.{_no_room(info.num_left_out)}",
-        as_json(charts.effects_figure(info)),
-    )  # fmt: skip
+def _regions(df: pd.DataFrame, attempts: pd.DataFrame) -> Iterator[Chart]:
+    if (info := charts.region_prices_info(df, attempts)).effects:
+        yield Chart(
+            "regions", "What each part of the model is worth", "Parts",
+            "Change of throughput by compiling one part of the model differently",
+            "From modular settings: compiling one part, or the optimizer, differently from the rest, and the seconds of cold "
+            f"compiling that this adds or saves.{_no_room(info.num_left_out)}",
+            as_json(charts.effects_figure(info)),
+        )  # fmt: skip
 
 
-def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Chart | None:
+def _timeline(attempts: pd.DataFrame, starts: Sequence[WarmStart]) -> Iterator[Chart]:
     info = charts.timeline_info(attempts, starts)
     if not info.spans:
-        return None
+        return
     left_out = f" {info.num_left_out} earlier ones are left out." if info.num_left_out else ""
     busy = f"Trials ran {percent(info.busy)} of the time: {percent(info.compiling)} warming up, "
     busy += f"{percent(info.measuring - info.compiling)} timing steps, the rest starting, building and checking"
-    count = info.num_gpus if info.of_gpus else len(info.lane_names)
-    if info.of_gpus:
-        lanes = f"{count} GPUs" if count > 1 else "One GPU"
+    if info.num_gpus:
+        lanes = f"{info.num_gpus} GPUs" if info.num_gpus > 1 else "One GPU"
         elsewhere = ", or on another lane" if len(info.lane_names) > info.num_gpus else ""
         whose = f"Trials without a recorded GPU are placed where there was room{elsewhere}."
     else:
+        count = len(info.lane_names)
         lanes = f"{count} lanes, one for each worker running at the same time" if count > 1 else "One lane: one worker at a time"
         whose = "Records name no GPU, so lanes are assigned in order."
     paused_s = sum(pause.length_s for pause in info.pauses)
     cut = f" Dashed lines are pauses without any trial, {duration(paused_s)} in all, which are not counted." if paused_s else ""
-    return Chart(
+    yield Chart(
         "timeline", "What the machine did when", "Timeline", "Trials over time, by what they were doing",
         f"{lanes}. {busy}; gaps are idle time.{cut} {whose}{left_out}",
         as_json(charts.timeline_figure(info)), is_detail=True,
     )  # fmt: skip
 
 
-def _caches(df: pd.DataFrame) -> Chart | None:
-    info = charts.cache_info(df)
-    if not info.rows:
-        return None
-    return Chart(
-        "caches", "What compile caches save", "Caches", "Cold compile time of each setting, and what a warm start takes instead",
-        "A cold start compiles everything. A warm start, in a fresh process with the setting's own artifacts, restores them and "
-        "compiles the rest. What both spend anyway, on imports, building the model and the warm-up's steps, is left out here "
-        f"but included in the table's warm start. The hover has hits and misses.{_no_room(info.num_left_out)}",
-        as_json(charts.cache_figure(info)), is_detail=True,
-    )  # fmt: skip
+def _caches(df: pd.DataFrame) -> Iterator[Chart]:
+    if (info := charts.cache_info(df)).rows:
+        yield Chart(
+            "caches", "What compile caches save", "Caches",
+            "Cold compile time of each setting, and what a warm start takes instead",
+            "A cold start compiles everything. A warm start, in a fresh process with the setting's own artifacts, restores them "
+            "and compiles the rest. What both spend anyway, on imports, building the model and the warm-up's steps, is left out "
+            f"here but included in the table's warm start. The hover has hits and misses.{_no_room(info.num_left_out)}",
+            as_json(charts.cache_figure(info)), is_detail=True,
+        )  # fmt: skip
 
 
 def _no_room(num_left_out: int) -> str:

@@ -119,26 +119,19 @@ def report_page(folder: Path, *, version: str = "") -> str:
     why, details = ([chart for chart in charts if chart.is_detail is wanted] for wanted in (False, True))
     recommended, slow = _recommended(df, attempts), reasons(df)
     static_headings, static_rows = static_table(headings, rows)
-    plotly, own_script, theme = plotly_script(), _script(), _asset("theme.js")
-    return _template().render(
+    plotly, own_script, theme = plotly_script(), _script(), asset("theme.js")
+    return template("report.html").render(
         version=version,
         title=sweep.what or "sweep",
         where=_where(sweep),
         said=[_unknown(df, found)] if recommended is None else verdict(recommended),
-        has_jobs=bool(jobs.settings),
-        baseline_words=jobs.baseline_words,
+        jobs=jobs,
         has_warm=bool(jobs.settings) and break_even_data(jobs)["has_warm"],
         num_workers=max((setting.num_workers for setting in jobs.settings), default=1),
-        samples_per_step=jobs.samples_per_step,
         tiles=[] if recommended is None else tiles(recommended),
         cautions=cautions(df, sweep),
         counts={str(status): count for status, count in found.counts.items()},
-        prices=over.prices,
-        gains=over.gains,
-        has_points=over.has_points,
-        has_ties=over.has_ties,
-        has_hollow=over.has_hollow,
-        num_left_out=over.num_left_out,
+        fronts=over,
         front=front_list(df, found, uncertain),
         next=what_next(folder),
         training_command=None if script is None or recommended is None else script.command(recommended.trial, "DIR"),
@@ -163,7 +156,7 @@ def report_page(folder: Path, *, version: str = "") -> str:
         started_at=instant(sweep.started_at) or MISSING,
         environment_key=sweep.environment_key or MISSING,
         csp=_policy(theme, plotly, own_script, live=bool(version)),
-        css=Markup(_asset("report.css")),
+        css=Markup(asset("report.css")),
         noscript_css=Markup(_NOSCRIPT_CSS),
         theme=Markup(theme),
         script=Markup(own_script),
@@ -284,15 +277,17 @@ def _policy(*scripts: str, live: bool) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """Returns one of the templates beside this module, which escape what they are given."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("report.html")
+    environment.filters["instant"] = instant
+    return environment.get_template(name)
 
 
 def _script() -> str:
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    parts = "\n".join(asset(name) for name in _SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
@@ -301,5 +296,6 @@ def _packed_plotly() -> str:
     return packed(plotly_script())
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Returns the text of a style sheet or a script beside the templates."""
     return (files("analysis.page") / "templates" / name).read_text(encoding="utf-8")

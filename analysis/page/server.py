@@ -8,10 +8,8 @@ page from elsewhere cannot read it through a domain name of its own.
 
 import hashlib
 import html
-import socket
 import sys
 import threading
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,9 +28,7 @@ NOT_READ = "not up to date: "  # text before the reason why the folder cannot be
 _LIVE = '<span id="live" role="status">{}</span>'  # text of the page that says that it follows its sweep
 _NAMES = ("127.0.0.1", "localhost")
 _MOST_LOG_BYTES = 4 * 2**20  # maximum bytes of a log that are shown, from its end
-_MOST_CONNECTIONS = 32  # maximum number of connections; further ones are closed. A browser opens six.
-_CONNECTION_S = 120.0
-"""Maximum seconds of a connection, so that a slow or silent client does not hold a thread for longer."""
+_ANSWERING_S = 120.0  # seconds without progress that an answer may take, such as a page over a slow tunnel
 
 _INERT = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy for content from elsewhere: nothing in it runs."""
@@ -93,25 +89,6 @@ class ReportServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SweepFolderError(f"port {port} of {ADDRESS} cannot be served ({reason}); give another, or 0 for any") from None
-        self._free = threading.Semaphore(_MOST_CONNECTIONS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers a connection in a thread of its own, or closes it if there are too many."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers a connection within the time limit."""
-        ends = threading.Timer(_CONNECTION_S, _close, (request,))
-        ends.daemon = True
-        ends.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            ends.cancel()
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores clients that disconnected, or were disconnected, before they had their answer."""
@@ -129,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0  # seconds without a byte of the request after which the connection is closed
 
     def do_GET(self) -> None:
-        self.connection.settimeout(_CONNECTION_S)  # a page may take long to arrive
+        self.connection.settimeout(_ANSWERING_S)
         name, _, port = (self.headers.get("Host") or "").partition(":")  # browsers leave out port 80
         if name not in _NAMES or not (port.isdecimal() or port == ""):
             self._answer(HTTPStatus.FORBIDDEN, "This server answers only to its own address.", "text/plain")
@@ -199,11 +176,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content)
             except ConnectionError:  # the browser disconnected
                 self.close_connection = True
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended in the meantime
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _state(path: Path) -> str:

@@ -3,7 +3,7 @@
 Also lists the front for the report: each member's figures, its probability, and what cannot be told apart from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -24,6 +24,7 @@ from analysis.formatting import duration, figure, number, percent, span, text, t
 from analysis.load import SweepInfo
 from compile_sweep.schema.outcome import RIGHT_BUT_UNUSABLE, SCRIPT_PIPELINE, Status
 from compile_sweep.schema.settings import Scope
+from compile_sweep.schema.visible_text import counted
 
 CLOCK_DRIFT_LIMIT = 0.02
 """Relative change of the clock within a trial from which it is worth mentioning: several times a good interval's width."""
@@ -57,56 +58,50 @@ class Remark(NamedTuple):
 
 def remarks(trial: pd.Series) -> list[Remark]:
     """Returns what is unusual about the trial's measurement; empty if nothing is."""
-    found = []
+    return list(_remarks(trial))
+
+
+def _remarks(trial: pd.Series) -> Iterator[Remark]:
     if is_noisy_trial(trial):
-        median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
-        width = "" if not median or low is None or high is None else f" ± {percent((high - low) / 2 / median)}"
-        found.append(
-            Remark(f"noisy{width}", "the interval of its step time never became narrow enough; fronts use its worse end")
-        )
+        width = _relative_width(trial)
+        words = "noisy" if width is None else f"noisy ± {percent(width / 2)}"
+        yield Remark(words, "the interval of its step time never became narrow enough; fronts use its worse end")
     if outliers := int(number(trial["outliers"]) or 0):
-        words = f"{outliers} outlier{'s' if outliers > 1 else ''}"
-        found.append(Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure"))
+        words = counted(outliers, "outlier")
+        yield Remark(words, "timed steps over 1.5 times their batch's median; they are kept in every figure")
     cut_logs = [one for one in trial["findings"] if one.startswith(_ABOUT_LOG)]
     changes = [one for one in trial["findings"] if one not in cut_logs]
     if changes and trial["pipeline"] != SCRIPT_PIPELINE:
-        found.append(Remark("changes with the step", "; ".join(changes)))
+        yield Remark("changes with the step", "; ".join(changes))
     if cut_logs:
-        found.append(Remark("long log", "; ".join(cut_logs)))
+        yield Remark("long log", "; ".join(cut_logs))
     slow_start = number(trial["compile_s"])
     if number(trial["graphs"]) == 0 and slow_start is not None and slow_start > EAGER_WARM_UP_LIMIT_S:
-        words = (
-            f"nothing was compiled, yet the warm-up took {duration(slow_start)} longer than its steps: something slowed it down"
-        )
-        found.append(Remark("machine disturbed", words))
+        took = f"yet the warm-up took {duration(slow_start)} longer than its steps: something slowed it down"
+        yield Remark("machine disturbed", f"nothing was compiled, {took}")
     if number(trial["contended"]):
-        pressure = (
-            "" if number(trial["cpu_pressure"]) is None else f" ({percent(trial['cpu_pressure'])} of it waiting for a core)"
-        )
-        found.append(Remark("contended", f"other trials slowed its compile{pressure}: compile times are too long"))
+        pressure = number(trial["cpu_pressure"])
+        waited = "" if pressure is None else f" ({percent(pressure)} of it waiting for a core)"
+        yield Remark("contended", f"other trials slowed its compile{waited}: compile times are too long")
     if has_drifted(trial):
-        found.append(
-            Remark(
-                f"drift {percent(trial['clock_drift'])}", "the same eager steps took that much longer at one time than at another"
-            )
-        )
-    if trial["pipeline"] is not pd.NA and trial["pipeline"] == REAL_PIPELINE:
+        words = f"drift {percent(trial['clock_drift'])}"
+        yield Remark(words, "the same eager steps took that much longer at one time than at another")
+    if text(trial["pipeline"]) == REAL_PIPELINE:
         waits = "" if number(trial["data_wait_share"]) is None else f", {percent(trial['data_wait_share'])} waiting"
-        found.append(
-            Remark(
-                f"real pipeline{waits}",
-                "throughput is with batches from the workload's loader, step times are with prepared ones",
-            )
-        )
-    return found
+        meaning = "throughput is with batches from the workload's loader, step times are with prepared ones"
+        yield Remark(f"real pipeline{waits}", meaning)
+
+
+def _relative_width(trial: pd.Series) -> float | None:
+    """Returns the width of the interval of a trial's step time as a fraction of it; None if it is not known or bounded."""
+    median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
+    return None if not median or low is None or high is None else (high - low) / median
 
 
 def has_drifted(trial: pd.Series) -> bool:
     """Tells whether the machine's speed changed during the trial by enough to mention it."""
-    drift = number(trial["clock_drift"])
-    median, low, high = (number(trial[f"step_ms_median{end}"]) for end in ("", "_low", "_high"))
-    moved = median is None or low is None or high is None or (high - low) / median > UNMOVED_WIDTH
-    return drift is not None and drift > CLOCK_DRIFT_LIMIT and moved
+    drift, width = number(trial["clock_drift"]), _relative_width(trial)
+    return drift is not None and drift > CLOCK_DRIFT_LIMIT and (width is None or width > UNMOVED_WIDTH)
 
 
 def none_usable(df: pd.DataFrame, found: Summary) -> str:
@@ -216,52 +211,48 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> list[str]:
-    """Returns remarks on missing trials, and on trials that are not comparable."""
-    notes = []
+def _on_the_sweep(df: pd.DataFrame, sweep: SweepInfo) -> Iterator[str]:
+    """Yields remarks on missing trials, and on trials that are not comparable."""
     missing = len(set(sweep.planned) - set(df["settings_key"]))
     if missing:
-        notes.append(f"{missing} of {len(sweep.planned)} planned settings have no record yet.")
+        yield f"{missing} of {len(sweep.planned)} planned settings have no record yet."
     if (environments := df["environment_key"].nunique()) > 1:
-        notes.append(
+        yield (
             f"These trials ran in {environments} different environments, whose times cannot be compared: "
             "speedups are computed within each, but the front mixes them."
         )
     if df["num_workers"].nunique() > 1:
-        notes.append(
-            "These trials had different numbers of workers: speedups are computed for each number, but the front mixes them."
-        )
+        yield "These trials had different numbers of workers: speedups are computed for each number, but the front mixes them."
     if not df.empty and "gpu" in sweep.environment and not sweep.environment["gpu"]:
-        notes.append("Measured on a CPU: only ratios within this sweep are meaningful, not the times.")
+        yield "Measured on a CPU: only ratios within this sweep are meaningful, not the times."
     concurrent = sweep.config.get("max_concurrent")
     if isinstance(concurrent, int) and concurrent > 1:
-        notes.append(f"Up to {concurrent} trials ran at once; a trial whose compile the others slowed is marked contended.")
+        yield f"Up to {concurrent} trials ran at once; a trial whose compile the others slowed is marked contended."
     if (df["caches"] == "warm").any():
-        notes.append(
+        yield (
             "Trials that began with warm caches are in the table, where their cold compile time is estimated, but not in the "
             "chart, which shows cold ones. --starts auto measures those that would be on the front again, cold."
         )
-    return [*notes, *cache_faults(df)]
+    yield from cache_faults(df)
 
 
-def _on_the_measuring(df: pd.DataFrame) -> list[str]:
-    """Returns remarks on the measurements of the front's trials, and on what all of them have in common."""
-    notes = []
+def _on_the_measuring(df: pd.DataFrame) -> Iterator[str]:
+    """Yields remarks on the measurements of the front's trials, and on what all of them have in common."""
     front = pareto_front(speedup_over_eager(df))
     if not (contended := front[front["contended"].fillna(False)]).empty:
-        notes.append(
+        yield (
             f"Other trials slowed the compile of {_names(contended)} on the front, and it was not measured again alone: "
             "compile times are too long there."
         )
     if not (slow := front[front["outliers"].fillna(0) > 0]).empty:
-        notes.append(
+        yield (
             f"Outliers on the front: {int(slow['outliers'].sum())} in {_names(slow)}. "
             "They are timed steps over 1.5 times their batch's median, and are kept in the figures."
         )
-    notes += noisy_steps(df)
+    yield from noisy_steps(df)
     drifts = df[df["clock_drift"].notna()]
     if not (drifting := drifts[drifts.apply(has_drifted, axis=1).astype(bool)]).empty:
-        notes.append(
+        yield (
             f"The machine's speed changed by up to {percent(drifting['clock_drift'].max())} while a trial was measured "
             f"(more than {percent(CLOCK_DRIFT_LIMIT)} in {len(drifting)} of {len(drifts)}): "
             "compare by “vs eager interleaved”, where that cancels out."
@@ -272,7 +263,7 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
     is_apart = (elsewhere / resident["speedup_eager"] - 1).abs() > DISAGREEMENT_LIMIT
     is_apart &= ((elsewhere < resident["speedup_eager_low"]) | (elsewhere > resident["speedup_eager_high"])).fillna(True)
     if not (apart := resident[is_apart.fillna(False)]).empty:
-        notes.append(
+        yield (
             f"The machine was not equally fast for all trials: what {_names(apart)} gained over the same eager steps in another "
             f"trial and in the same one (“vs eager interleaved”) differs by more than {percent(DISAGREEMENT_LIMIT)}, "
             "and by more than its interval. Trust the latter."
@@ -280,11 +271,10 @@ def _on_the_measuring(df: pd.DataFrame) -> list[str]:
     real = (df["pipeline"] == REAL_PIPELINE).fillna(False)
     if real.any():
         which = "All trials" if real.all() else f"{int(real.sum())} of {len(df)} trials, not to be compared with the others,"
-        notes.append(
+        yield (
             f"{which} took batches from the workload's own loader (real pipeline): throughput includes waiting for data, "
             "step times and “vs eager interleaved” do not."
         )
-    return notes
 
 
 def _names(trials: pd.DataFrame) -> str:

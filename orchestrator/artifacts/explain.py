@@ -20,22 +20,12 @@ class Side:
 
     name: str
     facts: Facts
-    workload: str | None = None  # None for an environment alone, like the fields below
-    size: str | None = None
-    settings_key: str | None = None
-    entries: frozenset[tuple[str, str]] | None = None  # kinds and keys of the trial's artifacts
+    manifest: Manifest | None = None  # of the trial; None for an environment alone
 
     @classmethod
     def of(cls, manifest: Manifest, name: str) -> Self:
         """Returns the trial that a manifest describes."""
-        return cls(
-            name=name,
-            facts=manifest.facts,
-            workload=manifest.workload,
-            size=manifest.size,
-            settings_key=manifest.settings_key,
-            entries=frozenset((entry.kind, entry.key) for entry in manifest.entries),
-        )
+        return cls(name=name, facts=manifest.facts, manifest=manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +44,17 @@ def explain(a: Side, b: Side) -> list[Difference]:
     The environment, the workload and its size come first, since artifacts are never shared across them. Settings follow, whose
     graphs may or may not be the same. If all of these are equal, the entries that only one side has are compared.
     """
-    found = _facts(a, b)
-    if a.workload is not None and b.workload is not None:
-        found += [
-            Difference(component=name, a=mine, b=theirs)
-            for name, mine, theirs in (("workload", a.workload, b.workload), ("size", str(a.size), str(b.size)))
-            if mine != theirs
-        ]
-        known = {one.component for one in found}  # some settings are also facts
-        found += [one for one in _settings(str(a.settings_key), str(b.settings_key)) if one.component not in known]
-    if not found and a.entries is not None and b.entries is not None:
-        found = _entries(a.entries, b.entries)
-    return found
+    found, one, other = _facts(a, b), a.manifest, b.manifest
+    if one is None or other is None:
+        return found
+    found += [
+        Difference(component=name, a=mine, b=theirs)
+        for name in ("workload", "size")
+        if (mine := getattr(one, name)) != (theirs := getattr(other, name))
+    ]
+    known = {difference.component for difference in found}  # some settings are also facts
+    found += [setting for setting in _settings(one.settings_key, other.settings_key) if setting.component not in known]
+    return found or _entries(one, other)
 
 
 def sentences(a: Side, b: Side, found: Sequence[Difference]) -> list[str]:
@@ -94,7 +83,7 @@ def nearest(to: Manifest, others: Sequence[Manifest]) -> Manifest | None:
 
 
 def _facts(a: Side, b: Side) -> list[Difference]:
-    is_environment = a.workload is None or b.workload is None
+    is_environment = a.manifest is None or b.manifest is None
     return [
         Difference(component=name, a=a.facts.get(name, ABSENT), b=b.facts.get(name, ABSENT))
         for name in differences(a.facts, b.facts)
@@ -120,10 +109,11 @@ def _spelled(key: str) -> Mapping[str, str]:
     return {name: str(value) for name, value in CompileSettings.parse(key).fields_that_apply().items()}
 
 
-def _entries(a: frozenset[tuple[str, str]], b: frozenset[tuple[str, str]]) -> list[Difference]:
+def _entries(a: Manifest, b: Manifest) -> list[Difference]:
     found = []
-    for kind in sorted({kind for kind, _ in a ^ b}):
-        mine, theirs = ({key for of, key in side if of == kind} for side in (a, b))
+    names = [{(entry.kind, entry.key) for entry in side.entries} for side in (a, b)]
+    for kind in sorted({kind for kind, _ in names[0] ^ names[1]}):
+        mine, theirs = ({key for of, key in side if of == kind} for side in names)
         found.append(
             Difference(
                 component=f"entries.{kind}",

@@ -11,10 +11,9 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 from typing import Any, Self
 
 import pynvml
@@ -23,7 +22,7 @@ from compile_sweep.harness.compile_cache.artifact import Artifact
 from compile_sweep.schema.errors import CacheError
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.artifacts.signing import SigningKey
-from orchestrator.environment import Environment, fingerprint, visible_gpus
+from orchestrator.environment import Environment, cpu_fact, fingerprint, visible_gpus
 from orchestrator.guard import cores
 
 Facts = Mapping[str, str]
@@ -92,11 +91,8 @@ def differences(a: Facts, b: Facts) -> list[str]:
 @cache
 def _cpu_instructions() -> str:
     """Returns a digest of this CPU's instruction sets: code built with `-march=native` crashes on a CPU that lacks some."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name, _, values = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return hashlib.sha256(" ".join(sorted(values.split())).encode()).hexdigest()[:12]
-    return ""
+    flags = sorted(cpu_fact("flags", "Features").split())
+    return hashlib.sha256(" ".join(flags).encode()).hexdigest()[:12] if flags else ""
 
 
 @cache
@@ -199,7 +195,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Serializes the manifest to strict JSON; equal manifests give equal bytes."""
-        return _json({"version": VERSION, **self._values()})
+        return _json({"version": VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
@@ -222,12 +218,8 @@ class Manifest:
             words = ascii(str(error))[1:-1]  # the message may quote untrusted text and is shown in a terminal
             raise CacheError(f"is not a manifest ({words[:100]})") from None
 
-    def _values(self) -> dict[str, Any]:
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "entries")}
-        return {**own, "facts": dict(self.facts), "entries": [asdict(entry) for entry in self.entries]}
-
     def _message(self) -> bytes:
-        return _canonical("manifest", {**self._values(), "signature": None})
+        return _canonical("manifest", {**asdict(self), "signature": None})
 
 
 def _read_entry(values: Mapping[str, Any]) -> Entry:

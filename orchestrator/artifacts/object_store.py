@@ -58,25 +58,17 @@ class DurableShelf:
         return filesystem.without_credentials(self._uri)
 
     def present(self, sizes: Mapping[str, int]) -> set[str]:
-        def look(digest: str) -> FileInfo:  # one by one: given a list, pyarrow queries an object store sequentially
-            return self._filesystem.get_file_info(self._path(_blob(digest)))
-
-        infos = self._each(look, list(sizes))
+        # One by one: given a list, pyarrow queries an object store sequentially.
+        infos = self._each(lambda digest: self._filesystem.get_file_info(self._path(_blob(digest))), list(sizes))
         return {digest for digest, info in infos.items() if info.is_file and info.size == sizes[digest]}
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
-        def put(digest: str) -> None:
-            self._write(_blob(digest), blobs[digest])
-
-        self._each(put, list(blobs))
+        self._each(lambda digest: self._write(_blob(digest), blobs[digest]), list(blobs))
 
     def get_blobs(self, sizes: Mapping[str, int]) -> Blobs:
-        def get(digest: str) -> bytes:
-            return self._read(_blob(digest), sizes[digest] + 1)
-
         blobs = Blobs()
         with self._reached():
-            reads = self._at_once(get, list(sizes), must_end=False)
+            reads = self._at_once(lambda digest: self._read(_blob(digest), sizes[digest] + 1), list(sizes), must_end=False)
         for digest, future in reads.items():
             if future.cancelled() or not future.done():
                 blobs.failed[digest] = f"was not read within {self._timeout_s:.0f} s"
@@ -110,12 +102,9 @@ class DurableShelf:
         listed = {info.base_name.removesuffix(".json") for info in self._files("manifests") if info.extension == "json"}
         known = self._manifests
         found = {name: known[name] for name in listed if name in known}
-
-        def get(name: str) -> bytes:
-            return self._read(_manifest(name), MAX_MANIFEST_BYTES)
-
         with self._reached():
-            for name, future in self._at_once(get, sorted(listed - found.keys())).items():
+            reads = self._at_once(lambda name: self._read(_manifest(name), MAX_MANIFEST_BYTES), sorted(listed - found.keys()))
+            for name, future in reads.items():
                 with suppress(FileNotFoundError):  # removed since it was listed
                     found[name] = future.result()
         self._manifests = {name: text for name, text in found.items() if hashlib.sha256(text).hexdigest().startswith(name)}
@@ -127,10 +116,7 @@ class DurableShelf:
         self._drop([*map(_manifest, dropped), *hits])
 
     def note_hits(self, hits: Mapping[str, int]) -> None:
-        def put(name: str) -> None:
-            self._write(f"hits/{name}/{hits[name]}-{uuid.uuid4().hex}", b"")
-
-        self._each(put, list(hits))
+        self._each(lambda name: self._write(f"hits/{name}/{hits[name]}-{uuid.uuid4().hex}", b""), list(hits))
 
     def uses(self) -> dict[str, Use]:
         uses: dict[str, Use] = {}

@@ -14,8 +14,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import ray
@@ -173,19 +173,17 @@ def best_host(
     return min(able, key=rank, default=None)
 
 
-@contextmanager
-def start_placement_actor() -> Iterator[None]:
+def start_placement_actor() -> AbstractContextManager[ActorHandle[PlacementActor]]:
     """Runs the placement actor while the block lasts; used in clusters only."""
     # Ray knows what running trials hold. If this actor dies, only the claims of trials that are just starting are lost.
-    with head_actors.start_actor(PlacementActor, PLACEMENT_ACTOR):
-        yield
+    return head_actors.start_actor(PlacementActor, PLACEMENT_ACTOR)
 
 
 def host_label(trial_id: str, claimed: Resources, num_workers: int) -> dict[str, str] | None:
     """Returns the node label by which a trial's workers find their host; None if Ray decides."""
     together = {name: num_workers * amount for name, amount in claimed.items()}
     with suppress(RayError, ValueError):  # without the actor, trials still run, only on more hosts
-        asked: Any = _find_placement_actor().choose.remote(trial_id, together)
+        asked: Any = head_actors.find_actor(PlacementActor, PLACEMENT_ACTOR).choose.remote(trial_id, together)
         host: str | None = ray.get(asked, timeout=_TIMEOUT_S)
         return {NODE_ID: host} if host is not None else None
     return None
@@ -194,8 +192,4 @@ def host_label(trial_id: str, claimed: Resources, num_workers: int) -> dict[str,
 def release_host(trial_id: str) -> None:
     """Tells the placement actor that a trial's workers are gone."""
     with suppress(RayError, ValueError):
-        ray.get(_find_placement_actor().leave.remote(trial_id), timeout=_TIMEOUT_S)
-
-
-def _find_placement_actor() -> ActorHandle[PlacementActor]:
-    return head_actors.find_actor(PlacementActor, PLACEMENT_ACTOR)
+        ray.get(head_actors.find_actor(PlacementActor, PLACEMENT_ACTOR).leave.remote(trial_id), timeout=_TIMEOUT_S)

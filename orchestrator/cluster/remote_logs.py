@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,9 @@ class LogActor:
         return path.stat().st_size if path.exists() else 0
 
 
-@contextmanager
-def start_log_actor(folder: Path) -> Iterator[None]:
+def start_log_actor(folder: Path) -> AbstractContextManager[ActorHandle[LogActor]]:
     """Runs the log actor while the block lasts; used in clusters only."""
-    with head_actors.start_actor(LogActor, LOG_ACTOR, str(folder.absolute())):
-        yield
+    return head_actors.start_actor(LogActor, LOG_ACTOR, str(folder.absolute()))
 
 
 @contextmanager

@@ -10,10 +10,9 @@ all. Then memory that was in use before the worker allocated any reveals a neigh
 import os
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pynvml
 
@@ -25,26 +24,10 @@ MAX_CONTEXT_BYTES = 3 * 2**29  # more than a CUDA context takes with its loaded 
 _GIB = 2**30
 
 
-class Nvml(Protocol):
-    """The part of `pynvml` that is used here."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlShutdown(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Iterable[Any]: ...
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
-
-
 class GpuNeighborMonitor:
     """Watches one GPU from a thread of its own, between `start` and `stop`."""
 
-    def __init__(self, uuid: str, nvml: Nvml = pynvml) -> None:
+    def __init__(self, uuid: str, nvml: Any = pynvml) -> None:
         self._nvml = nvml
         self._uuid = uuid
         self._handle: Any = None

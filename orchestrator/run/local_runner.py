@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class LocalRunner:
             **plan_fields(batch),
         )
         early_stopping = EarlyStopping(self._output, batch.pruning) if batch.pruning else None
-        proposals = Proposals.of(batch, is_over=lambda: False)
+        proposals = Proposals(batch)
         make_attempt = partial(attempt, tracker=self._tracker, servers=self._servers, watch=self._watch_with(early_stopping))
         while (setting := proposals.next()) is not None:
             assignment = Assignment(plan=plan, trial_id=next(self._trial_ids), settings=setting)
@@ -121,12 +121,8 @@ def attempt(assignment: Assignment, tracker: ProgressTracker, servers: Servers, 
     return Attempt(death=death, was_raised=death.error_type is not None, progress=progress)
 
 
-def attempt_alone(
-    assignment: Assignment,
-    on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
-    servers: Servers | None = None,
-) -> Attempt:
-    """Makes one attempt outside any sweep, with these servers, or with a fork server of its own."""
+def attempt_alone(assignment: Assignment, on_phase: Callable[[float, str], None], servers: Servers) -> Attempt:
+    """Makes one attempt outside any sweep."""
     tracker, last_phase = ProgressTracker(), str(Phase.STARTING)
     tracker.begin(assignment.trial_id, assignment.settings.key)
 
@@ -136,10 +132,7 @@ def attempt_alone(
             last_phase = progress.phase
             on_phase(progress.elapsed_s - progress.in_phase_s, last_phase)
 
-    if servers is not None:
-        return attempt(assignment, tracker, servers, watch)
-    with closing(Servers(imports_workload=False)) as own:
-        return attempt(assignment, tracker, own, watch)
+    return attempt(assignment, tracker, servers, watch)
 
 
 def server_alone(workload: str, *, use_gpu: bool) -> Servers:

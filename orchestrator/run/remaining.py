@@ -45,7 +45,8 @@ def baseline_again(done: Sequence[TrialRecord]) -> list[CompileSettings]:
     machine changed while the others ran.
     """
     measured = [record for record in done if record.status is Status.OK]
-    baseline = next((one for one in map(_parsed, reversed(measured)) if one.is_unchanged_script), None)
+    parsed = (CompileSettings.parse(record.settings_key) for record in reversed(measured))
+    baseline = next((one for one in parsed if one.is_unchanged_script), None)
     return [] if baseline is None or measured[-1].settings_key == baseline.key else [baseline]
 
 
@@ -56,10 +57,6 @@ def baseline_to_repeat(config: SweepConfig, done: Sequence[TrialRecord]) -> list
     baseline = [setting for setting in config.settings if setting.is_unchanged_script]
     has_others = any(not setting.is_unchanged_script for setting in left(config, done))
     return baseline if baseline and has_others else baseline_again(done)
-
-
-def _parsed(record: TrialRecord) -> CompileSettings:
-    return CompileSettings.parse(record.settings_key)
 
 
 BASELINE_AGAIN = "measuring the script as it is again, because the difference shows how much the machine's speed changes"
@@ -137,7 +134,7 @@ def rounds(find: Callable[[], Sequence[CompileSettings]], at_most: int) -> Itera
 def announcement(members: Sequence[TrialRecord]) -> str:
     """Says, in one line, what is measured again, and why."""
     named = "; ".join(f"{CompileSettings.parse(member.settings_key).label} ({_waited(member)})" for member in members)
-    count = "1 member" if len(members) == 1 else f"{len(members)} members"
+    count = counted(len(members), "member")
     return f"measuring {count} of the front again, alone, because other trials disturbed the first measurement: {named}"
 
 

@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from compile_sweep.schema import record as records
-from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import RunnerKind, SweepConfig
 from orchestrator.environment import Environment
@@ -23,23 +22,12 @@ from orchestrator.guard.progress import Progress, StopRequest
 from orchestrator.run import sweep_folder
 from orchestrator.run.session import Interrupts
 from orchestrator.search.candidates import Candidates
-from orchestrator.search.proposers import InOrder, Proposer
+from orchestrator.search.proposers import InOrder
 from orchestrator.search.pruning import Pruning, Sighting
 from orchestrator.tracking import Tracking
 
-
-class Chooser(Protocol):
-    """Chooses which setting to try next. `search_run.Search` implements it."""
-
-    proposer: Proposer
-
-    def new_records(self) -> Iterable[TrialRecord]:
-        """Returns the records that the proposer has not seen yet."""
-        ...
-
-    def why_enough(self) -> str | None:
-        """Returns why no further trial should start; None if one may."""
-        ...
+if TYPE_CHECKING:
+    from orchestrator.search.search_run import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +43,7 @@ class Batch:
     restores: bool = False
     warm_start: bool = False
     """Trials only start from their own settings' artifacts, instead of measuring."""
-    search: Chooser | None = None
+    search: "Search | None" = None
     """Chooses among the settings; None to try them in order."""
     pruning: Pruning | None = None
     """Decides which trials to stop early; None to stop none."""
@@ -101,39 +89,19 @@ class Proposals:
     """The settings of a batch, one by one.
 
     Before each proposal, the proposer sees all new records. Records are the only state: they are written before anything else
-    learns that a trial ended, and a resumed sweep replays the existing ones.
-
-    Args:
-        new_records: Returns records appended since the last call; may be omitted for a proposer that does not learn.
+    learns that a trial ended, and a resumed sweep replays the existing ones. They end when `is_over` returns true.
     """
 
-    def __init__(
-        self,
-        proposer: Proposer,
-        may_start: Callable[[CompileSettings], bool],
-        new_records: Callable[[], Iterable[TrialRecord]] = lambda: (),
-        enough: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._proposer, self._may_start, self._new_records, self._enough = proposer, may_start, new_records, enough
-
-    @classmethod
-    def of(cls, batch: Batch, is_over: Callable[[], bool]) -> Self:
-        """Returns the proposals of a batch, which end when `is_over` returns true."""
-
-        def may_start(setting: CompileSettings) -> bool:
-            return not is_over() and batch.may_start(setting)
-
-        if batch.search is None:
-            return cls(InOrder(Candidates(batch.settings)), may_start)
-        why_enough = batch.search.why_enough
-        return cls(batch.search.proposer, may_start, batch.search.new_records, lambda: is_over() or why_enough() is not None)
+    def __init__(self, batch: Batch, is_over: Callable[[], bool] = lambda: False) -> None:
+        self._batch, self._search, self._is_over = batch, batch.search, is_over
+        self._proposer = InOrder(Candidates(batch.settings)) if batch.search is None else batch.search.proposer
 
     def next(self) -> CompileSettings | None:
         """Returns the next setting that may start; None if there is none."""
-        for record in self._new_records():
+        for record in self._search.new_records() if self._search else ():
             self._proposer.tell(asdict(record))
-        while not self._enough() and (setting := self._proposer.propose()) is not None:
-            if self._may_start(setting):
+        while not self._is_over() and (self._search is None or self._search.why_enough() is None):
+            if (setting := self._proposer.propose()) is None or self._batch.may_start(setting):
                 return setting
         return None
 

@@ -8,13 +8,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from compile_sweep.own_packages import ROOT
 from compile_sweep.schema.errors import SessionError
+from compile_sweep.script.monkeypatch import replaced
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import scratch_folder
 from orchestrator.guard.session_reaper import session_reaper
@@ -144,8 +145,7 @@ def _connect(own: ExitStack) -> None:
     _keep_token()
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
+def _apart() -> AbstractContextManager[None]:
     """Makes Ray start its processes outside this process group: `timeout` signals the group, and only the sweep should react.
 
     The kernel still ends Ray's processes with this one. A version of Ray other than 2.60 that starts processes differently loses
@@ -153,15 +153,9 @@ def _apart() -> Iterator[None]:
     """
     from ray._private import services
 
-    start = getattr(services, "ConsolePopen", None)
-    if start is None:
-        yield
-        return
-    services.ConsolePopen = partial(start, start_new_session=True)  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = start  # type: ignore[misc]
+    if not hasattr(services, "ConsolePopen"):
+        return nullcontext()
+    return replaced(services, "ConsolePopen", lambda start: partial(start, start_new_session=True))
 
 
 def _refuse_elsewhere(address: str) -> None:
@@ -200,17 +194,11 @@ def _keep_token() -> None:
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
-@contextmanager
-def _no_echo() -> Iterator[None]:
+def _no_echo() -> AbstractContextManager[None]:
     """Keeps Ray from printing a paragraph into the view for each worker that dies; records say once that it died and why."""
     from ray._private import worker
 
-    echo = worker.print_to_stdstream
-    worker.print_to_stdstream = lambda *arguments, **options: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = echo
+    return replaced(worker, "print_to_stdstream", lambda echo: lambda *arguments, **options: None)
 
 
 class Interrupts:

@@ -25,9 +25,7 @@ from orchestrator.search.pruning import Pruning, patience_with
 from orchestrator.search.search_run import Search
 from orchestrator.tracking import Tracking
 from orchestrator.view import printed
-from orchestrator.view.live import BaselineOf, LiveView
-
-FrontOf = Callable[[Path], list[str]]  # returns the settings keys of a folder's current front
+from orchestrator.view.live import BaselineOf, FrontOf, LiveView
 
 
 class Fronts(NamedTuple):
@@ -276,11 +274,9 @@ class Stages:
         return self._records
 
     def _expected_s(self, setting: CompileSettings) -> float:
-        return self._at_most_s(setting, cold=self.config.caches is CachePolicy.COLD)
+        return printed.expected_trial_s(self.config, setting, self.facts, self._done())
 
     def _expected_again_s(self, setting: CompileSettings) -> float:
         """Estimates the seconds for measuring a front member again: cold, unless trials share artifacts to the end."""
-        return self._at_most_s(setting, cold=self.config.caches is not CachePolicy.SHARED)
-
-    def _at_most_s(self, setting: CompileSettings, *, cold: bool) -> float:
-        return min(expected_s(setting, self.facts, self._done(), cold=cold), self.config.whole_trial_s)
+        is_cold = self.config.caches is not CachePolicy.SHARED
+        return min(expected_s(setting, self.facts, self._done(), cold=is_cold), self.config.whole_trial_s)

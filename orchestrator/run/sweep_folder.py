@@ -223,17 +223,12 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Writes a file that others may read, atomically; it is on the disk on return."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-            journal.sync_folder(path.parent)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with journal.written_whole(path) as unfinished, unfinished.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        unfinished.chmod(0o644)
+    journal.sync_folder(path.parent)
 
 
 def now(seconds_ago: float = 0.0) -> str:

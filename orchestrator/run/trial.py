@@ -63,8 +63,7 @@ class Attempt:
             return judge_measurement(self.figures, claims_cudagraphs=assignment.settings.claims_cudagraphs)
         if self.progress is not None and self.progress.stop_request is not None and not self.was_raised:
             return verdict_of(Label(self.progress.stop_request.label), self.progress.stop_request.reason)
-        if self.death is None:
-            raise ValueError("an attempt without figures needs a death")
+        assert self.death is not None, "an attempt without figures has a death"
         return judge_death(self.death)
 
 
@@ -136,11 +135,7 @@ def _tried(assignment: Assignment, attempt: Attempts, ask: Ask) -> TrialRecord |
         phase=progress.phase if progress else None,
         started_at=started_at,
         wall_s=wall_s,
-        figures=_figures(result.figures, assignment.plan, progress)
-        | _bounds(verdict, progress)
-        | _gpus(progress)
-        | _phases(progress, wall_s)
-        | before,
+        figures=_figures(result.figures, assignment.plan, progress) | _of_progress(progress, verdict, wall_s) | before,
     )
 
 
@@ -194,20 +189,14 @@ def _figures(measurement: Mapping[str, Any] | None, plan: TrialPlan, progress: P
     }
 
 
-def _gpus(progress: Progress | None) -> dict[str, Any]:
-    return {"gpus": list(progress.gpus)} if progress else {}
-
-
-def _phases(progress: Progress | None, wall_s: float) -> dict[str, Any]:
-    """Returns the seconds spent in each phase. Time after the worker's last report counts toward the last phase."""
+def _of_progress(progress: Progress | None, verdict: Verdict, wall_s: float) -> dict[str, Any]:
+    """Returns figures that follow from the last progress. Time after it counts toward the last phase."""
     if progress is None:
         return {}
     phases_s = {**progress.phases_s, Phase.STARTING: progress.phases_s.get(Phase.STARTING, 0.0) - progress.waited_s}
     phases_s = {str(phase): max(0.0, seconds) for phase, seconds in phases_s.items()}
     rest_s = max(0.0, wall_s - sum(phases_s.values()))
-    return {"phases_s": {**phases_s, progress.phase: phases_s.get(progress.phase, 0.0) + rest_s}}
-
-
-def _bounds(verdict: Verdict, progress: Progress | None) -> dict[str, Any]:
-    ending = progress.stop_request if progress else None
-    return {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}
+    phases_s |= {progress.phase: phases_s.get(progress.phase, 0.0) + rest_s}
+    ending = progress.stop_request
+    bounds = {"bounds": dict(ending.bounds)} if ending and verdict.reason == ending.reason else {}
+    return {"gpus": list(progress.gpus), "phases_s": phases_s, **bounds}

@@ -82,7 +82,7 @@ class ProposingSearcher(_NotPickled, Searcher):
             if self._is_over() or (batch := next(self._batches, None)) is None:
                 return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune's types do not allow for
             self._plan = replace(self._plan, **plan_fields(batch))
-            self._proposals = Proposals.of(batch, self._is_over)
+            self._proposals = Proposals(batch, self._is_over)
             self.early_stopping = EarlyStopping(Path(self._plan.folder), batch.pruning) if batch.pruning else None
         return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
 
@@ -207,9 +207,7 @@ class LogTrials(_NotPickled, Callback):
         """Logs the records since the last call."""
         self._tracking.catch_up()
 
-    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Logs the record of a trial whose own process died."""
-        self._tracking.catch_up()
+    on_trial_error = on_trial_complete  # of a trial whose own process died
 
 
 _TUNE_GAVE_UP = "Caught unexpected exception"

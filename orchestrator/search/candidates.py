@@ -64,26 +64,21 @@ class Untried:
     def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates
         self._is_left = np.ones(len(candidates), dtype=bool)
-        self._num_left = len(candidates)
 
     def __len__(self) -> int:
-        return self._num_left
+        return int(self._is_left.sum())
 
     def __contains__(self, index: int) -> bool:
         return bool(self._is_left[index])
 
     def take(self, index: int) -> CompileSettings:
         """Returns the candidate at this index and removes it from the untried ones."""
-        if self._is_left[index]:
-            self._is_left[index] = False
-            self._num_left -= 1
+        self._is_left[index] = False
         return self._candidates.settings[index]
 
     def put_back(self, index: int) -> None:
         """Makes the candidate at this index untried again."""
-        if not self._is_left[index]:
-            self._is_left[index] = True
-            self._num_left += 1
+        self._is_left[index] = True
 
     def strike(self, key: str) -> None:
         """Removes the candidate with this key, if there is one."""

@@ -9,7 +9,7 @@ from compile_sweep.schema import record as records
 from compile_sweep.schema.errors import ConfigError
 from compile_sweep.schema.objectives import Aims, Record
 from compile_sweep.schema.outcome import LOST_TO_MACHINES
-from compile_sweep.schema.pareto import Losses, front
+from compile_sweep.schema.pareto import front
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 
@@ -31,10 +31,8 @@ class Origin:
 
     @classmethod
     def of_all(cls, found: Iterable[TrialRecord]) -> Self:
-        """Returns the common origin of several records' figures; trials that died do not reveal the environment."""
+        """Returns the common origin of one or more records' figures; trials that died do not reveal the environment."""
         origins = [cls.of(record) for record in found]
-        if not origins:
-            raise ValueError("an origin needs records")
         return next((origin for origin in origins if origin.environment_key is not None), origins[0])
 
     def difference(self, other: Self) -> str | None:
@@ -82,10 +80,7 @@ def learn_from(folders: Iterable[Path], origin: Origin, aims: Aims, *, force: bo
 
 def best_settings(rows: Sequence[Record], aims: Aims) -> list[CompileSettings]:
     """Returns the settings on the front of some records, the best in the first objective first."""
-    usable: list[tuple[Losses, str]] = []
-    for row in rows:
-        losses = aims.losses(row)
-        if losses is not None and aims.is_usable(row):
-            usable.append((losses, str(row["settings_key"])))
+    known = [(losses, row) for row in rows if (losses := aims.losses(row)) is not None]
+    usable = [(losses, str(row["settings_key"])) for losses, row in known if aims.is_usable(row)]
     best = set(front(losses for losses, _ in usable))
     return [CompileSettings.parse(key) for losses, key in sorted(usable) if losses in best]

@@ -14,7 +14,7 @@ from compile_sweep.schema.settings import CompileSettings
 from orchestrator.plan.estimates import guessed_compile_s, later_wall_s, rest_s
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
-from orchestrator.search.surrogate import NODES, WEIGHTS, Posterior, Scale, likeness
+from orchestrator.search.surrogate import WEIGHTS, Posterior, Scale, likeness
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -142,7 +142,7 @@ class Outlook:
         posterior = outcomes if measured.all() else Posterior(known[figured], cross[has_or_will], seen[has_or_will])
         figures = np.array([result.figures for result in results if result.figures is not None])
         draws = [
-            _drawn(column / guessed[measured], posterior) * guesses[:, None] if is_compile_s else _drawn(column, posterior)
+            posterior.drawn(column / guessed[measured]) * guesses[:, None] if is_compile_s else posterior.drawn(column)
             for column, is_compile_s in zip(figures.T, self._is_compile_s, strict=True)
         ]
         num_objectives = len(self._aims.objectives)
@@ -176,10 +176,3 @@ class Outlook:
         items = list(self._results.items())
         old = [(key, r) for key, r in items[:-_MOST_KNOWN] if r.is_usable and r.figures is not None and r.figures[:num] in best]
         self._results = dict([*old[-_MOST_KNOWN:], *items[-_MOST_KNOWN:]])
-
-
-def _drawn(figures: Floats, posterior: Posterior) -> Floats:
-    """Returns possible figures of the requested settings, one column per node."""
-    scale = Scale.of(figures)
-    mean = posterior.mean(scale.modelled(figures))
-    return scale.figures(mean[:, None] + posterior.deviation[:, None] * NODES)

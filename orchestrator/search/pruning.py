@@ -25,7 +25,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from orchestrator.search.candidates import Candidates, Codes
 from orchestrator.search.hypervolume import Cells
 from orchestrator.search.proposers import Searcher
-from orchestrator.search.surrogate import NODES, WEIGHTS, Posterior, Scale, likeness
+from orchestrator.search.surrogate import WEIGHTS, Posterior, likeness
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,6 +34,18 @@ SPEEDS = ("samples_per_s", "tokens_per_s")
 
 EARLY = (*SPEEDS, "step_ms_median", "compile_s", "warmup_s", "peak_memory_bytes", "peak_reserved_bytes")
 """Figures known after the first timed pass."""
+
+_UNITS = {
+    "samples_per_s": ("samples/s", 1),
+    "tokens_per_s": ("tokens/s", 1),
+    "step_ms_median": ("ms a step", 1),
+    "compile_s": ("s of compiling", 1),
+    "warmup_s": ("s of warm-up", 1),
+    "wall_s": ("s in all", 1),
+    "peak_memory_bytes": ("GiB of peak memory", 2**30),
+    "peak_reserved_bytes": ("GiB reserved", 2**30),
+}
+"""Words after each figure that is bounded here, and the size of their unit."""
 
 _MOST_KNOWN = 200  # number of latest results that predictions use. Bounds their time.
 
@@ -201,8 +213,8 @@ class Pruning:
             return None
         for better in self._front:
             if all(mine >= theirs - self._patience.margin * abs(theirs) for mine, theirs in zip(losses, better, strict=True)):
-                words = ", ".join(f"{o.name} {value:.4g}" for o, value in zip(self._aims.objectives, best, strict=True))
-                reason = f"stopped {when}: with {words} at best it is dominated by {self._name_of[better]}"
+                words = ", ".join(_said(o.name, value) for o, value in zip(self._aims.objectives, best, strict=True))
+                reason = f"stopped {when}: with {words} at best, it is dominated by “{self._name_of[better]}”"
                 return Stop(label=Label.DOMINATED, reason=reason, bounds=bounds)
         return None
 
@@ -240,12 +252,8 @@ class Pruning:
             fields = self._candidates.likeness
             cross = likeness(known, self._candidates.encode(setting)[None], fields)
             posterior = Posterior(likeness(known, known, fields), cross, np.ones(len(known), dtype=bool))
-            draws = []
-            for figures in np.array([losses for losses, _ in self._measured.values()]).T:
-                scale = Scale.of(figures)
-                mean = posterior.mean(scale.modelled(figures))
-                draws.append(scale.figures(mean + posterior.deviation * NODES))
-            self._expected = setting, draws
+            losses = np.array([losses for losses, _ in self._measured.values()])
+            self._expected = setting, [posterior.drawn(figures)[0] for figures in losses.T]
         return self._expected[1]
 
 
@@ -324,6 +332,11 @@ def _as_stopped(row: Record, stop: Stop, phase: Phase, wall_s: float) -> Record:
         "wall_s": wall_s,
         "bounds": dict(stop.bounds),
     }
+
+
+def _said(name: str, value: float | None) -> str:
+    unit, size = _UNITS.get(name, (name, 1))
+    return f"{(value or 0.0) / size:.4g} {unit}"
 
 
 @lru_cache(maxsize=4096)

@@ -43,6 +43,7 @@ MOST_REFUSED = 20  # number of consecutive proposals over the budget after which
 _AN_HOUR_S = 3600.0
 
 _TOO_LITTLE_LEFT = "no setting fits in what is left of the budget"
+_NOTHING_LEFT = "there is nothing left to try"
 
 
 def learned_for(config: SweepConfig, environment: Environment) -> Learned:
@@ -76,8 +77,7 @@ class Search:
         stopping: Callable[[], bool],
     ) -> None:
         search = config.search
-        if search.searcher is None:
-            raise ConfigError("a sweep without a searcher tries its settings in order")
+        assert search.searcher is not None, "a sweep without a searcher tries its settings in order"
         self._search, self._workers, self._expected_s = search, config.workers_per_trial, expected_s
         self._counts = partial(remaining.counts, config)
         self._facts, self._stopping = facts, stopping
@@ -187,9 +187,8 @@ class Search:
         num_left = len(untried)
         all_fit = all(self.allows(self._expected_s(setting)) for setting in untried)
         which = "no other setting" if all_fit else "no setting that fits in what is left of the budget"
-        nothing = f"{which} is expected to gain anything worth a trial" if num_left else "there is nothing left to try"
-        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else nothing)
-        words = f"the search ended after {counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+        nothing = f"{which} is expected to gain anything worth a trial" if num_left else _NOTHING_LEFT
+        words = self._ended_because(nothing)
         if not num_left or not np.isfinite(gain := search.forecast(_AN_HOUR_S)):
             return words
         about = f"about {gain:.0%}" if gain >= 0.01 else "less than 1%"
@@ -213,12 +212,15 @@ class Search:
         untried = [self._candidates.settings[place] for place in self._untried()]
         return self._refused > 0 or (bool(untried) and not any(self.allows(self._expected_s(setting)) for setting in untried))
 
+    def _ended_because(self, otherwise: str) -> str:
+        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else otherwise)
+        return f"the search ended after {counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+
     def outcome(self) -> str:
         """Describes in one line how the search ended."""
-        why = self.why_enough() or (_TOO_LITTLE_LEFT if self._is_short_of_budget() else "there is nothing left to try")
         if isinstance(self.proposer, LeverSearch):
             return self._outcome_of_levers(self.proposer)
-        words = f"the search ended after {counted(len(self._tried), 'trial')} of {len(self._candidates)} settings: {why}"
+        words = self._ended_because(_NOTHING_LEFT)
         if (left := self.left()) is not None and np.isfinite(left.by_one):
             adds = f"add {left.by_one:.1%} to" if left.by_one < 1 else "more than double"
             words += f"; of those not tried the best is expected to {adds} the hypervolume"

@@ -24,9 +24,6 @@ class StableFront:
             raise ConfigError(f'--stop "{text}" is not a rule; write it like "front stable for 6 trials"')
         return cls(int(found.group(1)))
 
-    def __str__(self) -> str:
-        return f"front stable for {self.trials} trial{'' if self.trials == 1 else 's'}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:

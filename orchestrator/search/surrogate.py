@@ -85,6 +85,11 @@ class Posterior:
         """Returns the expected value, in modeled numbers, of each setting to predict."""
         return modelled @ self._weights
 
+    def drawn(self, figures: Floats) -> Floats:
+        """Returns possible figures of each setting to predict, one column per node, given those of the tried ones."""
+        scale = Scale.of(figures)
+        return scale.figures(self.mean(scale.modelled(figures))[:, None] + self.deviation[:, None] * NODES)
+
 
 def _solved(known: Floats, cross: Floats) -> Floats:
     """Returns the weight of each tried setting's number in each prediction, of shape (tried, to predict)."""

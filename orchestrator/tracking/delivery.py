@@ -45,9 +45,6 @@ class Tracking:
         for fresh in self._fresh:
             fresh()
 
-    def __bool__(self) -> bool:
-        return bool(self._deliveries)
-
     def catch_up(self) -> None:
         """Queues every record since the last call for logging, without waiting."""
         for fresh in self._fresh:

@@ -79,7 +79,7 @@ def measured_alone(
     subject: Subject,
     servers: Servers,
     *,
-    on_phase: Callable[[float, str], None] = lambda elapsed_s, phase: None,
+    on_phase: Callable[[float, str], None],
     **own: Any,
 ) -> tuple[Assignment, Attempt, str]:
     """Makes one attempt and removes everything it leaves behind; returns the assignment, the result and the log."""

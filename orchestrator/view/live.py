@@ -198,8 +198,9 @@ def screen(
         most = max(_LEAST_RUNNING, size.height - _OTHER_LINES)
         parts += ["", _running_table(state.running[:most], len(state.running) - most, expected_s, names, state.baseline)]
     latest = list(records.standing(state.records).values())
-    if best := _best(latest):
-        parts += ["", _best_table(best[:_NUM_BEST], state, latest, names)]
+    usable = [record for record in latest if record.status is Status.OK and record.samples_per_s is not None]
+    if best := sorted(usable, key=lambda record: -(record.samples_per_s or 0.0))[:_NUM_BEST]:
+        parts += ["", _best_table(best, state, latest, names)]
     if state.records:
         parts += ["", _last_table(state.records[: -_NUM_LAST - 1 : -1], names)]
     return Constrain(Group(*parts), min(size.width - len(_ECHO), _MOST_CHARS))
@@ -256,11 +257,6 @@ def _running_table(
     if num_more > 0:
         table.add_row(f"and {num_more} more")
     return table
-
-
-def _best(latest: Sequence[TrialRecord]) -> list[TrialRecord]:
-    usable = [record for record in latest if record.status is Status.OK and record.samples_per_s is not None]
-    return sorted(usable, key=lambda record: -(record.samples_per_s or 0.0))
 
 
 def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[TrialRecord], names: Mapping[str, str]) -> Table:

@@ -82,15 +82,6 @@ def test_a_replay_stops_for_a_budget_a_stable_front_or_enough(ground: Ground) ->
     assert enough.why_stopped == "90% of the hypervolume is reached"
 
 
-def test_trials_side_by_side_take_less_time_and_the_same_gpu_seconds(ground: Ground) -> None:
-    (alone,) = replays(ground, Searcher.GRID, 1)
-    (beside,) = replays(ground, Searcher.GRID, 1, at_once=4)
-    assert sorted(step.settings_key for step in beside.steps) == sorted(step.settings_key for step in alone.steps)
-    assert beside.steps[-1].gpu_s == pytest.approx(alone.steps[-1].gpu_s)
-    timed = replays(ground, Searcher.GRID, 1, at_once=4, budget=Budget(time_s=1000.0))[0]
-    assert timed.steps[-1].gpu_s > 2 * 1000.0
-
-
 def test_a_policy_that_stops_trials_sees_what_finished_before_and_its_record_is_what_counts(ground: Ground) -> None:
     seen: list[int] = []
 
@@ -194,7 +185,6 @@ def test_a_table_is_written_beside_a_link_that_leads_nowhere(folder: Path, tmp_p
         (["TABLE", "--stop", "soon"], "is not a rule"),
         (["TABLE", "--gpu-budget-s", "-1"], "is not a time"),
         (["TABLE", "--seeds", "0"], "--seeds 0 is too few"),
-        (["TABLE", "--at-once", "0"], "--at-once 0 is too few"),
         (["TABLE", "--target", "98"], "--target 98 is not a share"),
         (["TABLE", "--searcher", "best"], "--searcher cannot be 'best'; use one of gain, gp, grid"),
         (["x" * 300], "cannot be read (File name too long)"),

@@ -87,7 +87,8 @@ const blanksOf = (data, job, { lines, setting, saving, clear }) => {
   const [lost, least, most] = durations(-saving.saved, -saving.high, -saving.low);
   return { ...words, saved, low, high, lost, least, most, whole: duration(base.fixed + job.steps * base.step), total: duration(line.fixed + job.steps * line.step),
     starts: duration(line.fixed), share: percent(saving.share), probability: chance(saving.probability),
-    steps: clear ? whole(roundedUp(clear)) : "", step_low: percent(stepSaved - stepWidth), step_high: percent(Math.min(stepSaved + stepWidth, 1)),
+    steps: clear ? whole(roundedUp(clear)) : "",
+    step_saves: `${percent(stepSaved - stepWidth)} ${stepSaved + stepWidth < 1 ? `to ${percent(stepSaved + stepWidth)}` : "or more"}`,
     memory: gib(peak), memory_more: more && filled(data.text.memory_more, { more, baseline: words.baseline }) };
 };
 

@@ -37,12 +37,7 @@ const setUpCommands = () => {
   for (const button of document.querySelectorAll(".copy-command")) {
     const code = document.getElementById(button.dataset.from);
     code.textContent = inFolder(code.textContent);
-    button.addEventListener("click", async () => {
-      const done = await copy(code.textContent);
-      button.textContent = done ? "Copied" : "No access";
-      copied.textContent = done ? `Copied ${code.textContent}` : "The browser refused to copy.";
-      setTimeout(() => { button.textContent = "Copy"; }, 1500);
-    });
+    copyOnClick(button, () => code.textContent);
   }
 };
 

@@ -43,8 +43,8 @@ const copy = async (text) => {
     return done;
   }
 };
-const copyButton = (words, text, label, className = "copy-as") => {
-  const button = made("button", { type: "button", className, textContent: words, ariaLabel: label });
+const copyOnClick = (button, text) => {
+  const words = button.textContent;
   button.addEventListener("click", async () => {
     const done = await copy(text());
     button.focus();
@@ -54,6 +54,8 @@ const copyButton = (words, text, label, className = "copy-as") => {
   });
   return button;
 };
+const copyButton = (words, text, label, className = "copy-as") => (
+  copyOnClick(made("button", { type: "button", className, textContent: words, ariaLabel: label }), text));
 
 const setUpTrials = (table) => {
   const element = document.getElementById("trials");

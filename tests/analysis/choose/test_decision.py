@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.choose.decision import NEGLIGIBLE, Line, Outcome, clear_from_steps, decide, saving, step_saving
+from analysis.decision_text import saving_words
 
 EAGER = Line(fixed_s=1.0, fixed_sd_s=0.5, step_s=0.1, step_sd_s=0.0005)
 COMPILED = Line(fixed_s=61.0, fixed_sd_s=3.0, step_s=0.05, step_sd_s=0.0005)
@@ -34,6 +35,12 @@ def test_nothing_saves_more_than_the_whole_job() -> None:
     found = saving(fast, EAGER, 10**6)
     assert found.low_s < found.saved_s < found.high_s == EAGER.total_s(10**6)
     assert step_saving(fast, EAGER)[1] == 1.0
+
+
+@pytest.mark.parametrize(("step_sd_s", "saves"), [(0.01, "30.4% to 69.6%"), (0.03, "−8.8% or more")])
+def test_a_step_whose_speed_has_no_upper_end_saves_so_much_or_more(step_sd_s: float, saves: str) -> None:
+    lines = [EAGER._replace(step_sd_s=0.0), COMPILED._replace(step_sd_s=step_sd_s)]
+    assert saving_words(decide(lines, 0, 1000), lines, 1000)["step_saves"] == saves
 
 
 def test_the_length_from_which_on_it_is_clear_is_where_the_outcome_changes() -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -58,9 +58,10 @@ def tried(
     )  # fmt: skip
     assignment = Assignment(plan=plan, trial_id="7", settings=CompileSettings.parse(spelled))
     phases: list[str] = []
-    with patch.dict(os.environ):
+    own_servers = closing(Servers(imports_workload=False)) if servers is None else nullcontext(servers)
+    with patch.dict(os.environ), own_servers as used:
         del os.environ["PYTEST_CURRENT_TEST"]  # it differs by test, and a fork server is for one environment
-        return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase), servers), phases
+        return assignment, attempt_alone(assignment, lambda elapsed_s, phase: phases.append(phase), used), phases
 
 
 def test_a_setting_is_measured_without_ray_and_leaves_its_log(servers: Servers, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compile_sweep.schema.outcome import Label, Status
+from compile_sweep.schema.outcome import Label, Status, verdict_of
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.guard import progress as progress_module
@@ -56,7 +56,8 @@ def test_a_trial_says_what_its_seconds_went_to(monkeypatch: pytest.MonkeyPatch) 
     (told,) = board.running()
     assert told.phases_s == {"starting": 12.0, "building": 2.0, "warming-up": 36.0, "steady": 6.0, "done": 1.0}
     waited = replace(told, waited_s=10.0)
-    assert trial._phases(waited, wall_s=47.5)["phases_s"] == told.phases_s | {"starting": 2.0, "done": 1.5}
+    figures = trial._of_progress(waited, verdict_of(Label.DOMINATED, ""), wall_s=47.5)
+    assert figures["phases_s"] == told.phases_s | {"starting": 2.0, "done": 1.5}
 
 
 class _Died(Exception):
@@ -87,7 +88,8 @@ def outcome(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assignment = Assignment(plan=TrialPlan(**plan, **deadlines), trial_id="1", settings=CompileSettings.parse("scope=full"))
     attempt = worker_group._attempt(assignment)
     verdict = attempt.verdict(assignment)
-    figures = trial._figures(attempt.figures, assignment.plan, attempt.progress) | trial._bounds(verdict, attempt.progress)
+    of_progress = trial._of_progress(attempt.progress, verdict, wall_s=90.0)
+    figures = trial._figures(attempt.figures, assignment.plan, attempt.progress) | of_progress
     record = assignment.record(verdict, phase="warming-up", started_at="", wall_s=90.0, figures=figures)
     assert isinstance(record, TrialRecord)
     return record

@@ -158,6 +158,10 @@ def test_after_the_first_pass_what_is_dominated_is_stopped_with_its_bounds() -> 
     early = {"compile_s": 70.0, "peak_memory_bytes": 17.0 * GIB}
     stop = stopped(judge.decide(timed(asked, samples_per_s=1300, **early)))
     assert (stop.label, stop.bounds["compile_s"], stop.bounds["samples_per_s"]) == ("dominated", 70, pytest.approx(1430))
+    assert stop.reason == (
+        "stopped after the first timed pass: with 1430 samples/s, 70 s of compiling, 17 GiB of peak memory at best, it is "
+        f"dominated by “{setting(str(FULL['settings_key'])).label}”"
+    )
     assert judge.decide(timed(asked, samples_per_s=1400, **early)) is None  # ten percent more is not excluded
     assert judge.decide(timed(asked, samples_per_s=1300, **early | {"compile_s": 40.0})) is None
     assert judge.decide(timed(asked, samples_per_s=1300, **early | {"peak_memory_bytes": 10.0 * GIB})) is None

@@ -251,7 +251,7 @@ def test_without_destinations_nothing_is_read_or_started(tmp_path: Path) -> None
     before = threading.active_count()
     tracking = Tracking()
     tracking.catch_up()
-    assert not tracking
+    assert not tracking._deliveries
     assert tracking.finish() == []
     assert threading.active_count() == before
 
