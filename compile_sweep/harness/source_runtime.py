@@ -16,20 +16,21 @@ from torch.utils.checkpoint import checkpoint
 
 
 def with_own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same bound method on a code object that only modules of one class share.
+    """The same bound method on a code object that only modules of one class with weights of the same sizes share.
 
     torch keeps compiled graphs, their limit and what it learnt of changing sizes for each code object. Where a library wraps the
-    forward of every kind of block in one function, as transformers does, kinds would use up each other's limit. So would modules
-    of `torch.nn`, all of which torch compiles within one function; of these, each kind by what is in it gets one of its own.
+    forward of every kind of block in one function, as transformers does, kinds would use up each other's limit. So would blocks
+    whose width changes from stage to stage, and modules of `torch.nn`, all of which torch compiles within one function; each kind
+    of these, by what is in it, gets one of its own.
     """
     function, module = getattr(forward, "__func__", None), getattr(forward, "__self__", None)
     if not isinstance(function, FunctionType) or not isinstance(module, torch.nn.Module):
         return forward
-    kind: tuple[type, ...] = ()
+    kind: list[Any] = [weight.shape for weight in module.parameters() if not torch.nn.parameter.is_lazy(weight)]
     if function.__module__.startswith("torch.nn."):
-        function, kind = _called_by_ours(function), tuple(map(type, module.modules()))
+        function, kind = _called_by_ours(function), [*map(type, module.modules()), *kind]
     code = function.__code__.replace(co_name=f"{function.__code__.co_name}@{type(module).__qualname__}")
-    known = OWN_CODE.setdefault((code, kind), code)  # torch tells code objects apart by identity
+    known = OWN_CODE.setdefault((code, *kind), code)  # torch tells code objects apart by identity
     copy = FunctionType(known, function.__globals__, known.co_name, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return MethodType(copy, module)

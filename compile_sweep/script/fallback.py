@@ -38,6 +38,7 @@ class FallbackWatch:
             record = {
                 "label": Label.SILENT_FALLBACK,
                 "reason": self._reason,
+                "fallbacks": found.fallbacks,
                 "graph_break_reasons": found.graph_break_reasons,
             }
             self._remedy = remedy_of(record, tried=self._settings.key.split(","))

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from itertools import dropwhile
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -31,7 +32,7 @@ from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.harness.diagnostics.unsynchronized import unsynchronized_kernels_of_this_process
 from compile_sweep.harness.protocol import Protocol, together
 from compile_sweep.harness.toolchain import compile_whole_files, start_compile_workers, warm_cpp_headers
-from compile_sweep.schema.causes.places import is_harness, place_of
+from compile_sweep.schema.causes.places import is_harness, is_installed, place_of
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import numerics, session_results
@@ -179,12 +180,23 @@ def in_originals(text: str, originals: Mapping[str, str]) -> str:
 
 
 def print_from_script(error: BaseException, originals: Mapping[str, str]) -> None:
-    """Prints the traceback of an exception, beginning in the script, with the user's own paths."""
-    rest = error.__traceback__
-    while rest is not None and is_harness(rest.tb_frame.f_code.co_filename):
-        rest = rest.tb_next
-    text = "".join(traceback.format_exception(error.with_traceback(rest)))
+    """Prints the traceback of an exception, beginning in the script and without our frames, with the user's own paths."""
+    text = "".join(_of_the_users(traceback.TracebackException.from_exception(error)).format())
     print(in_originals(text, originals), end="", file=sys.stderr)
+
+
+def _of_the_users(shown: traceback.TracebackException) -> traceback.TracebackException:
+    """Leaves out our frames, but not if one that the script called raised it, and the marks below lines of packages."""
+    frames = list(dropwhile(lambda frame: is_harness(frame.filename), shown.stack))
+    if frames and not is_harness(frames[-1].filename):
+        frames = [frame for frame in frames if not is_harness(frame.filename)]
+    shown.stack = traceback.StackSummary.from_list(
+        (frame.filename, frame.lineno or 0, frame.name, frame.line) if is_installed(frame.filename) else frame for frame in frames
+    )
+    for other in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
+        if other is not None:
+            _of_the_users(other)
+    return shown
 
 
 def run_script(session: Session, script: str, job: ScriptJob, base: Path) -> BaseException | None:

@@ -51,6 +51,7 @@ from compile_sweep.script.apply.in_place import (
     process_wide,
     set_global_state,
 )
+from compile_sweep.script.apply.module_names import name_as_the_script_does
 from compile_sweep.script.apply.padding import MOST_CHANGE, ROUNDINGS, Padder, change_of_outputs, why_not_padded
 from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
 from compile_sweep.script.discover import (
@@ -60,7 +61,6 @@ from compile_sweep.script.discover import (
     Watch,
     is_of_the_loop,
     leave_out,
-    name_targets,
     shapes_of,
     size_of,
 )
@@ -275,7 +275,7 @@ class Session:
             raise ScriptError(FUNCTIONAL)
         if not found.targets:
             raise ScriptError(why_no_module())
-        name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
+        name_as_the_script_does(found.trained_and_frozen)
         if self._compiles_modules and any(isinstance(target.module, torch.jit.ScriptModule) for target in found.targets):
             raise ScriptError(
                 "the script makes its model a torch.jit.ScriptModule, which torch.compile cannot compile; leave torch.jit.script "

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from compile_sweep.child_process import kill_session
-from compile_sweep.schema.causes.errors import advice_on_error
+from compile_sweep.schema.causes.errors import advice_on_error, advice_on_exception
 from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, MatmulPrecision, Scope
 from compile_sweep.script import sandbox
@@ -55,7 +55,7 @@ _OF_THE_GROUP = {
 }  # fmt: skip
 """Variables of the worker's own process group, which do not belong to the script."""
 
-_LOG_LINES = 15
+_LOG_LINES = 20
 
 _LOOKS_EVERY_S = 10.0  # seconds between two checks of how much it wrote
 
@@ -65,7 +65,8 @@ class RunFailed(Exception):
 
     Args:
         error_type: Dotted name of the exception's class; None if the process ended without one.
-        output: The last lines that the script printed, unless they are in a log or do not matter.
+        output: The last lines that the script printed, unless they are in a log or do not matter. What helps against the
+            exception follows, if that is known and the compiler did not raise it.
         spares: The setting that leaves the module eager whose compiled code raised the exception, if others are compiled, too.
     """
 
@@ -81,6 +82,8 @@ class RunFailed(Exception):
         super().__init__(error_type, text, from_compiler, output, at, spares)
         self.error_type, self.text, self.from_compiler, self.at, self.spares = error_type, text, from_compiler, at, spares
         self.output = output if error_type is None or not self._is_ours or SEE_OUTPUT in text else ()
+        if self.output and not from_compiler and (advice := advice_on_exception(text)):
+            self.output = (*self.output, f"→ {advice}")
 
     def __str__(self) -> str:
         return self.text

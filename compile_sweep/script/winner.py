@@ -38,7 +38,8 @@ from compile_sweep.script.apply.in_place import (
     process_wide,
     set_global_state,
 )
-from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, leave_out, name_targets, unwrapped
+from compile_sweep.script.apply.module_names import name_as_the_script_does
+from compile_sweep.script.discover import Discovery, Shapes, Target, Watch, changing, leave_out, unwrapped
 from compile_sweep.script.job import ScriptError, check_settings
 from compile_sweep.script.session import current
 
@@ -163,7 +164,7 @@ def apply(
         warnings.warn(f"{target.name} has no repeated blocks for {chosen.label!r}, and runs eagerly", stacklevel=2)
         return Applied(settings=chosen, modules=(), optimizers=_changed(chosen, optimizers))
     of_script = replace(target)
-    name_targets([of_script], vars(sys.modules["__main__"]))
+    name_as_the_script_does([of_script])
     target.is_left_out = settings_of_part(chosen.parts, of_script.name).compile is False
     waits = chosen.dynamic is Dynamic.MARK or fixes_sizes(chosen, torch_version(), changes=True)
     apply_to_modules(chosen, [target], {}, _compiled_once_known if waits else compiled_forward)
@@ -288,7 +289,7 @@ class Applier:
     def _discovered(self) -> None:
         found = self._watch.found
         self.is_applied = True
-        name_targets(found.trained_and_frozen, vars(sys.modules["__main__"]))
+        name_as_the_script_does(found.trained_and_frozen)
         set_global_state(self.settings)
         losses = apply_to_losses(self.settings, found, UNTIL_EXIT)
         waits = ""
@@ -307,7 +308,13 @@ class Applier:
 
 
 def _say_on_stderr(sentence: str) -> None:
-    print(for_terminal(f"compile_sweep: {sentence}", sys.stderr), file=sys.stderr, flush=True)
+    """Prints a sentence on a line of its own, above the progress bars of tqdm."""
+    text = for_terminal(f"compile_sweep: {sentence}", sys.stderr)
+    if bars := getattr(sys.modules.get("tqdm"), "tqdm", None):
+        bars.write(text, file=sys.stderr)
+        sys.stderr.flush()
+    else:
+        print(text, file=sys.stderr, flush=True)
 
 
 def trainer_callback(settings: CompileSettings | str | Path) -> Any:

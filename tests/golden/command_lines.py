@@ -269,7 +269,7 @@ RESULTS: Mapping[str, Sequence[str]] = {
     "results/simulate.txt": [
         f"simulate {CAPTIONING} --searcher grid random gain --seeds 2",
         f"simulate {GAIN} --searcher tpe nsga2 gp --seeds 1",
-        f"simulate {GAIN} --searcher random gain --seeds 3 --prune --at-once 2 --constraint compile_s<=60",
+        f"simulate {GAIN} --searcher random gain --seeds 3 --prune --constraint compile_s<=60",
         f"simulate {CAPTIONING} --searcher gain --seeds 2 --stop 'front stable for 6 trials' --objective samples_per_s:max",
         f"benchmarks.search.make_table {CAPTIONING} table",
         "simulate table --searcher random --seeds 1 --gpu-budget-s 3000 --target 0.9",

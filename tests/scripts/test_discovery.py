@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from compile_sweep.script.discover import Watch
+from tests.scripts.conftest import Run
 
 
 @pytest.mark.parametrize(("parts_are_trained", "found"), [(False, ["Sequential"]), (True, ["Linear", "Linear"])])
@@ -58,3 +61,60 @@ def test_layers_that_a_model_calls_without_being_their_parent_are_its_parts_and_
     finally:
         watch.end()
     assert [type(target.module).__name__ for target in watch.found.targets] == ["HoldsWeights", *(["Linear"] if tied else [])]
+
+
+AGENT = """
+import torch
+from torch import nn
+
+class Agent:
+    def __init__(self):
+        self.first, self.second = (nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(2))
+
+    def loss(self, x):
+        return (self.first(x) - self.second(x)).square().mean()
+
+class World(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.cell = nn.Linear(4, 4), nn.GRUCell(4, 4)
+
+    def loss(self, x):
+        for part in (self.encoder, self.cell):
+            x = part(x)
+        return x.square().mean()
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+head = nn.Linear(4, 2)
+
+def main():
+    agent, world, actor = Agent(), World(), Policy()
+    networks = [agent.first, agent.second, world, actor, head]
+    optimizer = torch.optim.SGD([weight for one in networks for weight in one.parameters()], lr=0.01)
+    for _ in range(3000):
+        x = torch.randn(8, 4)
+        loss = agent.loss(x) + world.loss(x) + actor(x).mean() + head(x).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+main()
+"""
+
+
+def test_networks_that_their_class_does_not_tell_apart_are_named_by_local_variables_and_attributes(
+    run: Run, folder: Path
+) -> None:
+    (folder / "agent.py").write_text(AGENT)
+    session, error = run("agent.py", "scope=full,dynamic=static,backend=eager,parts.second.compile=off")
+    assert error is session.error is None
+    names = [target.name for target in session.found.targets]
+    assert names == ["first", "second", "world.encoder", "world.cell", "Policy", "head"]
+    assert [target.name for target in session.found.targets if target.stays_eager] == ["second"]

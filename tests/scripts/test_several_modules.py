@@ -558,7 +558,7 @@ class Loop:
 loop = Loop()
 loop.fit()
 """
-AT_ONCE = "modules Coupling to Coupling 4: 4 of Coupling, 40 parameters each, no repeated blocks, batches of one shape"
+AT_ONCE = "modules flow.steps.0 to flow.steps.3: 4 of Coupling, 40 parameters each, no repeated blocks, batches of one shape"
 CALLS_PARTS = "the script trains by calling 4 parts of Flow, not Flow itself"
 
 

@@ -166,10 +166,22 @@ def test_an_error_of_the_scripts_says_where_and_its_output_is_kept_only_where_it
     ours = "compile_sweep.script.job.ScriptError"
     assert RunFailed(ours, "the script spawns", output=["loading"]).output == ()
     assert RunFailed(ours, f"exit code 2; {SEE_OUTPUT}", output=["usage: …"]).output == ["usage: …"]
+    *printed, advice = RunFailed("builtins.RuntimeError", "no autograd formula was registered", output=["Traceback"]).output
+    assert printed == ["Traceback"]
+    assert advice.startswith("→ an operator of torch.library has no backward")
 
 
-@pytest.mark.parametrize("text", ["assert False, 'bad batch'\n", "def f(:\n"])
-def test_a_traceback_begins_in_the_script(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assert False, 'bad batch'\n",
+        "def f(:\n",
+        "import torch; x = torch.ones(1, requires_grad=True).exp(); x.backward(); x.backward(); assert True\n",
+    ],
+)
+def test_a_traceback_begins_in_the_script_and_has_none_of_our_frames(
+    text: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "odd.py").write_text(text)
     job = ScriptJob.of("odd.py", folder=str(folder))
     session = Session(CompileSettings.parse("scope=eager"))

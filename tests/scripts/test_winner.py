@@ -133,6 +133,23 @@ def test_of_a_folder_the_verdict_is_applied_and_not_the_fastest(
     assert settings_of(found) == CompileSettings.parse(chosen)
 
 
+def test_what_is_said_while_a_progress_bar_is_shown_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    applier = Applier("scope=eager,optimizer=fused")
+    applier.begin()
+    try:
+        for _ in tqdm(range(9), mininterval=0.0):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    finally:
+        applier.end()
+    (line,) = [line for line in re.split(r"[\r\n]", capsys.readouterr().err) if "fused optimizer" in line]
+    assert line.startswith("compile_sweep: ")
+    assert line.endswith("applied to model (Linear)")
+
+
 @pytest.mark.slow
 def test_a_winner_is_applied_to_a_loop_without_an_optimizer_of_torchs() -> None:
     model = torch.nn.Linear(4, 1)
@@ -146,7 +163,7 @@ def test_a_winner_is_applied_to_a_loop_without_an_optimizer_of_torchs() -> None:
         applier.end()
     assert applier.is_applied
     assert "_compiled_call_impl" in vars(model)
-    assert [line.endswith("applied to Linear (Linear)") for line in said] == [True]
+    assert [line.endswith("applied to model (Linear)") for line in said] == [True]
 
 
 def test_a_model_that_the_settings_cannot_compile_is_not_said_to_be_compiled_next() -> None:

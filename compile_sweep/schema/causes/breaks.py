@@ -66,7 +66,6 @@ _SETUP_BY_A_BATCH = (
     "keep the flag of a setup from the first batch as a bool of Python, self.ready = True in place of self.ready.fill_(1), or "
     "set up before training"
 )
-
 _RANDOM_SPAN = "hide a random span by a mask, x.masked_fill((at >= a) & (at < b), 0) in place of x[a:b] = 0"
 DROPOUT_OF_TENSORS = "x * (torch.rand_like(x) >= p) / (1 - p)"
 
@@ -110,9 +109,9 @@ BREAKS = (
     Cause(
         "Python's or numpy's random numbers",
         "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
-        "instead of `if`, torch.distributions.Beta(a, a).sample() for mixup, torch.where(torch.arange(n) < k, a, b) for a cut at "
-        "k; or draw before the forward and pass the result in as a tensor, a size as an int; pick one of several modules outside "
-        "compiled code",
+        "or torch.where(keep, a, b) instead of `if`, torch.distributions.Beta(a, a).sample() for mixup, torch.where(torch.arange"
+        "(n) < k, a, b) for a cut at k; or draw before the forward and pass the result in as a tensor, a size as an int; pick "
+        "one of several modules outside compiled code",
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
         r"|\((random_value|NumpyNdarrayVariable)\)",
@@ -215,8 +214,9 @@ BREAKS = (
     ),
     Cause(
         "output of unknown size",
-        f"the number of rows depends on the data: {ANY_ROWS}, out + mask[:, None] * value, in a loss (loss * mask).sum() "
-        "/ mask.sum(), labels.masked_fill(~mask, -100) or, for the largest, x.masked_fill(~mask, -torch.inf).amax(1)",
+        "the number of rows depends on the data: write x = torch.where(mask, y, x) in place of x[mask] = y[mask]; otherwise "
+        f"{ANY_ROWS}, out + mask[:, None] * value, in a loss (loss * mask).sum() / mask.sum(), labels.masked_fill(~mask, "
+        "-100) or, for the largest, x.masked_fill(~mask, -torch.inf).amax(1)",
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",
         explanation=r"failed with aten\.nonzero",
         remedy="dynamo.capture_dynamic_output_shape_ops=on",

@@ -13,7 +13,7 @@ WRONG_FAKE = "incorrect fake (aka meta) kernel"
 """In the error of Inductor's code where an operator returned a tensor of another size or layout than its fake implementation."""
 
 SECOND_BACKWARD = "Trying to backward through the graph a second time"
-"""In the error of a step that goes back through an earlier one, which eager raises, too."""
+"""In the error of a step that goes back through an earlier one, which eager raises, too, or twice through one compiled call."""
 
 REAL_PAIRS = (
     "compute with pairs of real numbers, such as cos and sin instead of torch.polar, and torch.view_as_real(x) of what an FFT "
@@ -33,6 +33,13 @@ NO_BACKWARD = Cause(
     "an operator of torch.library has no backward, and eager fails here, too: give it one, "
     "my_op.register_autograd(backward, setup_context=save), or call it on x.detach() if no gradient is meant to pass",
     error=r"no autograd formula was registered",
+)
+
+_LAID_OUT = r"view size is not compatible with input tensor's size and stride"  # Dynamo words it otherwise
+
+_LAYOUT = (
+    "x.view(…) cannot take a tensor that is laid out in memory like this: with memory_format=channels_last, write x.flatten(1) "
+    "or x.reshape(…) in its place, or leave memory_format out"
 )
 
 _DOUBLE_BACKWARD = (
@@ -138,6 +145,11 @@ ERRORS = (
     CHANGED_IN_PLACE,
     NO_BACKWARD,
     Cause(
+        "view of another layout",
+        f"{_LAYOUT}; without it, eager fails here, too",
+        error=rf"{_LAID_OUT}|Cannot view a tensor with shape .* and strides",
+    ),
+    Cause(
         "operator that fails",
         "an operator refuses these tensors: if the forward catches its exception, decide by shapes or dtypes instead, "
         "because compiled code cannot; otherwise fix the call, which fails without torch.compile, too",
@@ -164,15 +176,17 @@ EXCEPTIONS = (
     NO_BACKWARD,
     Cause(
         "result laid out otherwise",
-        "an operator, such as BatchNorm1d after a transpose, returns a tensor that is laid out in memory otherwise than "
-        "torch.compile expects: call .contiguous() on what it is given, x.transpose(1, 2).contiguous(), or leave out "
-        "backend=aot_eager, because Inductor may not depend on it",
-        error=r"view size is not compatible with input tensor's size and stride",
+        f"{_LAYOUT}; without it, where eager works, an operator in compiled code, such as BatchNorm1d after a transpose, returns "
+        "another layout than torch.compile expects: call .contiguous() on what it is given, x.transpose(1, 2).contiguous(), or "
+        "leave out backend=aot_eager, because Inductor may not depend on it",
+        error=_LAID_OUT,
     ),
     Cause(
         "graph of the step before",
-        "what the model keeps from step to step, such as a running mean or a hidden state, holds the graph of the step before: "
-        "detach it, self.state = state.detach()",
+        "if eager raises this, too, what the model keeps from step to step, such as a running mean or a hidden state, holds the "
+        "graph of the step before: detach it, self.state = state.detach(); if only compiled code does, it goes back once through "
+        "all that one call returned: add up the losses of a call, (actor_loss + critic_loss).backward(), or call the parts "
+        "that they are computed from apart, model.actor(x) and model.critic(x), which are then compiled apart",
         error=SECOND_BACKWARD,
     ),
     Cause(

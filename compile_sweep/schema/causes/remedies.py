@@ -1,9 +1,9 @@
 """Settings that the advice on a trial names and that are worth a trial of their own, as a key spells them."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from compile_sweep.schema.causes.breaks import BREAKS, cause_of_break
+from compile_sweep.schema.causes.breaks import BREAKS, advice_on_fallback, cause_of_break
 from compile_sweep.schema.causes.errors import cause_of_error
 from compile_sweep.schema.causes.guards import cause_of_limit
 from compile_sweep.schema.part_settings import left_out_in
@@ -32,7 +32,7 @@ def remedy_of(record: Mapping[str, Any], tried: Container[str] = ()) -> str | No
 
 
 def _by_causes(record: Mapping[str, Any]) -> list[str]:
-    breaks = record.get("graph_break_reasons") or ()
+    breaks = _breaks_that_matter(record)
     if record.get("label") == "compile-error":
         causes = [cause_of_error(record.get("reason") or "")]
     elif hits := record.get("recompile_limit_hits"):
@@ -40,3 +40,11 @@ def _by_causes(record: Mapping[str, Any]) -> list[str]:
     else:
         causes = [cause_of_break(one) for one in breaks]
     return [cause.remedy for cause in causes if cause and cause.remedy]
+
+
+def _breaks_that_matter(record: Mapping[str, Any]) -> Sequence[str]:
+    """Returns a record's graph breaks; if something runs eagerly, those at its place, because no others made it so."""
+    breaks: Sequence[str] = record.get("graph_break_reasons") or ()
+    fallbacks: Sequence[str] = record.get("fallbacks") or ()
+    there = [one for one in breaks if any(advice_on_fallback(text, [one]) != advice_on_fallback(text, ()) for text in fallbacks)]
+    return there if there and record.get("label") == "silent-fallback" else breaks

@@ -2,7 +2,7 @@
 
 A module keeps its class, its attributes and the keys of its `state_dict`. Its forward is compiled and called through
 `_compiled_call_impl`, like `Module.compile` does, which neither pickles nor deep copies of the module (such as an average of the
-weights) include. Each class's forward gets a code object of its own, so that kinds of blocks do not share one limit of graphs.
+weights) include. A class's forward gets a code object for each size of its weights: kinds of blocks share no limit of graphs.
 """
 
 import gc

@@ -393,7 +393,21 @@ def with_hardest_by_a_mask(net: Net, x: Tensor) -> Tensor:
     return apart.masked_fill(~(apart > 0), -torch.inf).amax(1)
 
 
+def with_rows_assigned(net: Net, x: Tensor) -> Tensor:
+    """Keeps the smaller distance, as the sampling of farthest points does."""
+    y, nearest = net.layer(x), torch.ones_like(x)
+    mask = y < nearest
+    nearest[mask] = y[mask]
+    return nearest
+
+
+def with_rows_chosen(net: Net, x: Tensor) -> Tensor:
+    y, nearest = net.layer(x), torch.ones_like(x)
+    return torch.where(y < nearest, y, nearest)
+
+
 BREAKS_OF_VALUES = [
+    Case("output of unknown size", with_rows_assigned, with_rows_chosen),
     Case("value of a tensor", with_random_span_cut, with_random_span_hidden),
     Case("output of unknown size", with_hardest_of_some, with_hardest_by_a_mask),
     Case("data-dependent branch", with_setup_told_by_a_buffer, with_setup_told_by_a_bool),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from compile_sweep import WorkloadFromModel
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
 from compile_sweep.harness.measure import Protocol, measure
 from compile_sweep.harness.prepare import prepare
+from compile_sweep.harness.source_runtime import with_own_code
 from compile_sweep.schema.causes.guards import advice_on_limit, cause_of_series
 from compile_sweep.schema.causes.recompiles import fold_recompiles
 from compile_sweep.schema.record import Measurement
@@ -63,33 +64,41 @@ def causes_of(recompiles: list[str]) -> set[str]:
     return {cause.name for cause in found if cause}
 
 
-@pytest.mark.parametrize(
-    ("cause", "model_fn"),
-    [
-        ("number of each block", lambda: stack([Block(0.01 * (number + 1), 8) for number in range(10)])),
-        ("blocks of different sizes", lambda: stack([Block(0.1, number + 2) for number in range(10)])),
-    ],
-)
-def test_blocks_that_differ_hit_the_limit_and_a_higher_one_mends_it(cause: str, model_fn: Callable[[], nn.Module]) -> None:
-    found = measured(model_fn)
-    assert causes_of(found.recompile_reasons) == {cause}
-    (hit,) = found.recompile_limit_hits
-    assert "recompile_limit above" in advice_on_limit(hit, found.recompile_reasons)
-    assert measured(model_fn, limit=16).recompile_limit_hits == []
-
-
 class Skipping(nn.Module):
     """Blocks of which some are skipped by a break in the loop over them, so that each is compiled by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: Sequence[nn.Module] = ()) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(0.01 * (number + 1), 8) for number in range(3)])
+        self.blocks = nn.ModuleList(blocks or [Block(0.01 * (number + 1), 8) for number in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             if torch.rand(1).item() >= 0:
                 x = block(x)
         return x
+
+
+@pytest.mark.parametrize(
+    ("cause", "scope", "model_fn"),
+    [
+        ("number of each block", "regional", lambda: stack([Block(0.01 * (number + 1), 8) for number in range(10)])),
+        ("blocks of different sizes", "full", lambda: stack([Skipping([Block(0.1, number + 2) for number in range(10)])])),
+    ],
+)
+def test_blocks_that_differ_hit_the_limit_and_a_higher_one_mends_it(
+    cause: str, scope: str, model_fn: Callable[[], nn.Module]
+) -> None:
+    found = measured(model_fn, scope=scope)
+    assert causes_of(found.recompile_reasons) == {cause}
+    (hit,) = found.recompile_limit_hits
+    assert "recompile_limit above" in advice_on_limit(hit, found.recompile_reasons)
+    assert measured(model_fn, limit=16, scope=scope).recompile_limit_hits == []
+
+
+def test_blocks_whose_width_changes_from_stage_to_stage_share_no_limit_of_graphs() -> None:
+    found = measured(lambda: stack([Block(0.1, number // 2 + 2) for number in range(20)]))
+    assert (found.recompile_limit_hits, found.recompile_reasons) == ([], [])
+    assert found.graphs == 10
 
 
 class Keeping(Skipping):
@@ -193,3 +202,15 @@ def test_a_mask_that_is_left_out_at_times_takes_a_graph_more_and_one_that_is_alw
 
     assert causes_of(run(torch.ones(2, 3), None).recompile_reasons) == {"argument of changing type"}
     assert run(torch.ones(2, 3), torch.ones(2, 3)).recompile_reasons == []
+
+
+def test_networks_of_torchs_own_classes_share_no_limit_of_graphs_unless_they_are_of_one_size() -> None:
+    torch._dynamo.reset()
+    networks = [nn.Sequential(nn.Linear(4, width), nn.ELU(), nn.Linear(width, 2)) for width in (2, 3, 3, 5)]
+    lazy = nn.Sequential(nn.LazyLinear(7), nn.ELU(), nn.LazyLinear(2))
+    with capture_diagnostics() as found, torch._dynamo.config.patch(recompile_limit=1):
+        for network in [*networks, lazy]:
+            called = torch.compile(with_own_code(network.forward), backend="eager", dynamic=False)
+            torch.testing.assert_close(called(torch.ones(1, 4)), network(torch.ones(1, 4)))
+    assert found.recompile_limit_hits == []
+    assert found.graphs == 4

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.schema.causes import breaks
+from compile_sweep.schema.causes.remedies import remedy_of
 
 
 def _raises() -> None:
@@ -91,6 +92,34 @@ def test_a_backend_that_fails_behind_a_break_has_the_advice_of_that_break() -> N
     assert {cause.name for text in found.graph_break_reasons if (cause := breaks.cause_of_break(text))} == {
         "output of unknown size"
     }
+
+
+def with_loop_beside_a_gradient(net: Net, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (force,) = torch.autograd.grad(net.layer(x).tanh().sum(), x, create_graph=True)
+    torch._dynamo.graph_break()
+    return rounds_until_they_converge(net, force)
+
+
+def rounds_until_they_converge(net: Net, x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = net.layer(x).tanh()
+        if x.norm() < 0.1:
+            break
+    return x
+
+
+def test_a_function_that_runs_eagerly_is_not_said_to_be_mended_by_what_helps_against_another_break() -> None:
+    net = type("Model", (Net,), {"forward": with_loop_beside_a_gradient})()
+    with capture_diagnostics() as found:
+        torch.compile(net, backend="eager")(torch.randn(4, 8))
+    assert any("rounds_until_they_converge" in text for text in found.fallbacks)
+    named = {cause.name: cause.remedy for text in found.graph_break_reasons if (cause := breaks.cause_of_break(text))}
+    assert named["gradient taken in the forward"] == "dynamo.trace_autograd_ops=on"
+    record = {"label": "silent-fallback", "reason": "", "graph_break_reasons": found.graph_break_reasons}
+    there = [text for text in found.fallbacks if "rounds_until_they_converge" in text]
+    assert remedy_of({**record, "fallbacks": there}) is None
+    assert remedy_of({**record, "label": None, "fallbacks": []}) == "dynamo.trace_autograd_ops=on"
 
 
 def with_break_after_a_loop(net: Net, x: Tensor) -> Tensor:

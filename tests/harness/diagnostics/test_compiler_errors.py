@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
+from test_causes import advice_of_a_trial
+from torch import Tensor, nn
 
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
 from compile_sweep.schema.causes.errors import advice_on_error
+from compile_sweep.schema.outcome import Label
 
 GENERATED = "torch._inductor.runtime.compile_tasks.cbm4l3dpp"
 
@@ -63,3 +67,66 @@ def test_a_length_that_inductor_fixes_at_a_convolution_is_not_blamed_on_the_code
     for length in (25, 30):
         x = torch.randn(2, 4, length, requires_grad=True)
         assert compiled(x).shape == (2, 4, length)
+
+
+class Pictures(nn.Module):
+    """A convolution and a head; `flat` makes vectors of pictures."""
+
+    def __init__(self, flat: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.convolution, self.head, self.flat = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 2), flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.flat(self.convolution(x)))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_view_that_fails_only_in_channels_last_has_advice_on_the_memory_format_and_flatten_works(compiles: bool) -> None:
+    torch._dynamo.reset()
+
+    def run(flat: Callable[[Tensor], Tensor], memory_format: torch.memory_format) -> Tensor:
+        torch.manual_seed(0)
+        net = Pictures(flat).to(memory_format=memory_format)
+        return (torch.compile(net, backend="aot_eager") if compiles else net)(torch.ones(2, 3, 8, 8))  # type: ignore[no-any-return]
+
+    def viewed(x: Tensor) -> Tensor:
+        return x.view(x.size(0), -1)
+
+    expected = run(viewed, torch.contiguous_format)
+    with pytest.raises(Exception, match=r"view size is not compatible|Cannot view a tensor") as raised:
+        run(viewed, torch.channels_last)
+    advice = advice_of_a_trial(raised.value, Label.COMPILE_ERROR if compiles else Label.EXCEPTION)
+    assert "with memory_format=channels_last, write x.flatten(1) or x.reshape(…) in its place" in advice
+    torch.testing.assert_close(run(lambda x: x.flatten(1), torch.channels_last), expected)
+
+
+class ActorAndCritic(nn.Module):
+    """Two networks without a shared layer, called as one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Sequential(nn.Linear(8, 4), nn.Tanh()), nn.Sequential(nn.Linear(8, 1), nn.Tanh())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.actor(x), self.critic(x)
+
+
+def test_a_second_loss_of_one_compiled_call_is_told_to_be_added_to_the_first_and_then_has_eagers_gradients() -> None:
+    def gradients(*, compiles: bool, adds_up: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        agent = ActorAndCritic()
+        action, value = (torch.compile(agent, backend="aot_eager") if compiles else agent)(torch.ones(2, 8))
+        actor_loss, critic_loss = action.square().mean(), value.square().mean()
+        if adds_up:
+            (actor_loss + critic_loss).backward()
+        else:
+            actor_loss.backward()
+            critic_loss.backward()
+        return [weight.grad for weight in agent.parameters() if weight.grad is not None]
+
+    eager = gradients(compiles=False, adds_up=False)
+    with pytest.raises(RuntimeError, match="second time") as raised:
+        gradients(compiles=True, adds_up=False)
+    assert "add up the losses of a call, (actor_loss + critic_loss).backward()" in advice_of_a_trial(raised.value)
+    torch.testing.assert_close(gradients(compiles=True, adds_up=True), eager)
