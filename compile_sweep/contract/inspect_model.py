@@ -135,6 +135,17 @@ def num_layers(module: nn.Module) -> int:
     return sum(not any(part.children()) for part in module.modules())
 
 
+def num_operators(outputs: Iterable[tuple[str, Tensor]]) -> int:
+    """Returns the number of operators with gradients that computed these tensors: nodes of their autograd graph."""
+    waiting = {tensor.grad_fn for _, tensor in outputs if tensor.grad_fn is not None}
+    seen = set(waiting)
+    while waiting:
+        following = {node for node, _ in waiting.pop().next_functions if node is not None} - seen
+        seen |= following
+        waiting |= following
+    return sum(type(node).__name__ != "AccumulateGrad" for node in seen)
+
+
 def has_attention(model: nn.Module) -> bool:
     """Tells whether any module is named attention, or calls torch's `scaled_dot_product_attention`."""
     return any("attention" in type(module).__name__.lower() for module in model.modules()) or calls_attention(model)
@@ -405,6 +416,23 @@ def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
         elif isinstance(value, Mapping):
             named = {key: one for key, one in value.items() if isinstance(key, str) and "." not in key}
             yield from tensors_in(named, f"{prefix}{name}.")
+
+
+def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
+    """Returns the shape of each tensor of a call; of a nested tensor, the number of its elements."""
+    named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+    return tuple((tensor.numel(),) if tensor.is_nested else tuple(tensor.shape) for _, tensor in tensors_in(named))
+
+
+def size_of(args: Any, kwargs: Any) -> tuple[int, int]:
+    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
+    samples = tokens = 0
+    for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
+        if tensor.dim():
+            samples = samples or tensor.size(0)
+        if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+            tokens = tensor.size(0) * tensor.size(1)
+    return samples or 1, tokens or samples or 1
 
 
 def is_safe_to_copy(model: nn.Module) -> bool:

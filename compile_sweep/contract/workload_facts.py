@@ -57,6 +57,12 @@ class WorkloadFacts:
     """Number of graphs that the forward of one class may take with scope=regional; None if it is not known."""
     num_weights: int | None = None
     """Number of the model's parameter tensors, with which compile time grows; None if it is not known."""
+    num_operators: int | None = None
+    """Number of operators with gradients in the forward of what a script trains; None if that is not known."""
+    us_per_operator: float | None = None
+    """Microseconds of a step of a script, as it is, for each of these operators; None if that is not known."""
+    num_shapes: int | None = None
+    """Number of shapes that a script's batches had; None if that is not known."""
     has_attention: bool | None = None
     """Whether the model computes attention; None if that is not known."""
     has_optimizer: bool | None = None

@@ -59,6 +59,9 @@ class OptimizerKind(StrEnum):
 
 COMPILED_OPTIMIZERS = (OptimizerKind.COMPILED, OptimizerKind.FOREACH_MAP)  # kinds whose step is compiled
 
+MOST_CAPTURED_SHAPES = 16
+"""Kinds of calls, by shapes or values, that CUDA graphs without compiling are captured for; other calls run eagerly."""
+
 
 def optimizer_options(kind: OptimizerKind) -> dict[str, bool]:
     """Returns arguments for the optimizer's constructor. A compiled optimizer is a foreach one whose step is compiled later."""

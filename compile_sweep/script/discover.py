@@ -23,7 +23,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from compile_sweep.contract.inspect_model import repeated_blocks, tensors_in
+from compile_sweep.contract.inspect_model import num_operators, repeated_blocks, size_of, tensors_in
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.schema.part_settings import PartSettings, settings_of_part
@@ -82,6 +82,8 @@ class Target:
     """Number of its calls that were to be captured as CUDA graphs and were not, by the reason."""
     captured: set[str] = field(default_factory=set)
     """Names of its parts that were captured; that of the whole is empty."""
+    num_operators: int = 0
+    """Number of operators in its forward that have gradients."""
 
     @property
     def stays_eager(self) -> bool:
@@ -302,6 +304,7 @@ class Discovery:
                 watched.draws = before != _generator_states(watched.device)
         if target is not None:
             self.makes_cache |= _has_cache(outputs)
+            target.num_operators = target.num_operators or num_operators(tensors_in({"": outputs}))
             _note_second_derivatives(target, outputs)
             for _, tensor in tensors_in({"": outputs}):
                 steps = math.inf if tensor.grad_fn is None else self.num_steps  # a batch that is passed on stays anyway
@@ -581,20 +584,3 @@ def _shapes(module: nn.Module, args: Any, kwargs: Any) -> Shapes:
     except (TypeError, ValueError):
         named = {str(index): value for index, value in enumerate(args)} | kwargs
     return {name: tuple(value.shape) for name, value in tensors_in(named)}
-
-
-def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
-    """Returns the shape of each tensor of a call; of a nested tensor, the number of its elements."""
-    named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
-    return tuple((tensor.numel(),) if tensor.is_nested else tuple(tensor.shape) for _, tensor in tensors_in(named))
-
-
-def size_of(args: Any, kwargs: Any) -> tuple[int, int]:
-    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
-    samples = tokens = 0
-    for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
-        if tensor.dim():
-            samples = samples or tensor.size(0)
-        if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
-            tokens = tensor.size(0) * tensor.size(1)
-    return samples or 1, tokens or samples or 1

@@ -27,6 +27,7 @@ from torch._dynamo.utils import counters
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from compile_sweep.contract.inspect_model import shapes_of, size_of
 from compile_sweep.contract.installed_torch import outside_of_transforms
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
@@ -61,8 +62,6 @@ from compile_sweep.script.discover import (
     Watch,
     is_of_the_loop,
     leave_out,
-    shapes_of,
-    size_of,
 )
 from compile_sweep.script.fallback import FallbackWatch
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
@@ -185,7 +184,7 @@ class Session:
         self._size = [0, 0]
         self.shapes_met: defaultdict[Target, list[tuple[tuple[int, ...], ...]]] = defaultdict(list)
         """Shapes of each target's arguments after the discovery, in turn: each that differs from the one before."""
-        self._met: Counter[tuple[Target, tuple[tuple[int, ...], ...]]] = Counter()
+        self.times_met: Counter[tuple[Target, tuple[tuple[int, ...], ...]]] = Counter()
         """How often a module was called with tensors of these shapes."""
         self._stage: Callable[[list[Tensor]], None] = self._recording
         self._began = 0.0
@@ -365,11 +364,11 @@ class Session:
 
     def _meet(self, target: Target, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Notes whether these shapes have come as often as code and kernels for them need to be ready."""
-        self._met[target, shapes] += 1
+        self.times_met[target, shapes] += 1
         met = self.shapes_met[target]
         if met[-1:] != [shapes] and len(met) < MOST_SHAPES_MET:
             met.append(shapes)
-        if self._met[target, shapes] < (self.protocol.cudagraph_visits if self.has_graphs else self.protocol.visits):
+        if self.times_met[target, shapes] < (self.protocol.cudagraph_visits if self.has_graphs else self.protocol.visits):
             assert self._clock is not None
             self._clock.meet_new()
 

@@ -130,9 +130,24 @@ def model_facts(session: Session) -> dict[str, Any]:
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
         "autocasts": all(target.autocast is not None for target in session.found.targets),
         **facts_of_blocks(blocks),
+        **_facts_of_operators(session),
+        "num_shapes": _num_shapes(session),
         "has_attention": _attends(session),
         "classes": _classes(session.found.targets),
     }
+
+
+def _facts_of_operators(session: Session) -> dict[str, Any]:
+    found, stream = session.found, session.stream
+    number = sum(target.num_operators for target in found.targets)
+    if stream is None or not stream.times or not number or not session.settings.as_written:
+        return {"num_operators": number}
+    return {"num_operators": number, "us_per_operator": round(1e3 * stream.median_ms / (number * found.micro_steps), 1)}
+
+
+def _num_shapes(session: Session) -> int:
+    """Returns the number of shapes of the batches, from the end of the first steps on, of the module that met the most."""
+    return max(Counter(target for target, _ in session.times_met).values(), default=1)
 
 
 def _classes(targets: Iterable[Target]) -> list[str]:

@@ -27,6 +27,11 @@ _GRAPH_BY_WEIGHTS_S = (4.0, 0.8)
 11 and 12 tensors, 19 of 18 and 22 of 21.
 """
 
+_OPERATOR_S = 0.05
+"""Seconds of each operator of a graph, where there are so many that they decide: on H200s 0.03 of a Llama and 0.09 of a U-Net. A
+loop over the words of a text, as in a plain Mamba, has thousands.
+"""
+
 _USUAL_REGIONAL_SHARE = 1 / 3
 """Fraction of a full graph's compile time that scope=regional takes, if the model does not say (`WorkloadFacts.regional_share`).
 """
@@ -138,7 +143,8 @@ def _not_compiled_s(record: TrialRecord) -> float:
 
 def guessed_compile_s(settings: CompileSettings, facts: WorkloadFacts) -> float:
     """Estimates compile seconds before any trial has shown them; accurate to a factor of two or three."""
-    of_one = 0.0 if settings.scope is Scope.EAGER else _by_weights(_GRAPH_S, *_GRAPH_BY_WEIGHTS_S, facts.num_weights)
+    of_one = max(_by_weights(_GRAPH_S, *_GRAPH_BY_WEIGHTS_S, facts.num_weights), _OPERATOR_S * (facts.num_operators or 0))
+    of_one *= settings.scope is not Scope.EAGER
     of_one *= _AUTOTUNE_FACTOR if settings.tunes else 1.0
     if settings.scope is Scope.REGIONAL:
         of_one *= _USUAL_REGIONAL_SHARE if facts.regional_share is None else facts.regional_share
@@ -171,11 +177,12 @@ def _by_weights(most_s: float, few_s: float, each_s: float, num_weights: int | N
 def with_model(facts: WorkloadFacts, model: Mapping[str, Any]) -> WorkloadFacts:
     """Returns facts with those about compile time that a record's `model_facts` hold, which for a script are not known before."""
     weights, share, changes = figure(model, "num_weights"), figure(model, "regional_share"), model.get("batches_change")
-    kinds = figure(model, "kinds_of_blocks")
+    kinds, operators = figure(model, "kinds_of_blocks"), figure(model, "num_operators")
     return replace(
         facts,
         batches_change=changes if isinstance(changes, bool) else facts.batches_change,
         num_weights=facts.num_weights if weights is None else int(weights),
+        num_operators=facts.num_operators if operators is None else int(operators),
         kinds_of_blocks=facts.kinds_of_blocks if kinds is None else int(kinds),
         regional_share=facts.regional_share if share is None else share,
     )

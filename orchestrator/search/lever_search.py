@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.causes.guards import HIGHER_LIMIT
-from compile_sweep.schema.choices import Dynamic, MemoryFormat, OptimizerKind
+from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES, Dynamic, MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import RECOMPILE_LIMIT, CompileSettings, Scope
@@ -33,7 +33,7 @@ from orchestrator.plan.estimates import (
     without_recording,
 )
 from orchestrator.search.candidates import Candidates, Untried
-from orchestrator.search.lever_prior import WHERE_OPTIMIZER_LOOPS, WHERE_PADDED, WHERE_SHAPES_CHANGE, Expectation, Prior
+from orchestrator.search.lever_prior import WHERE_PADDED, Expectation, Prior, beliefs_about
 from orchestrator.search.levers import CAPTURED, LENGTHS, Lever, changed, fails_alike, fails_in_graphs, kind_of, levers_of
 from orchestrator.search.remedies import Remedies
 
@@ -337,13 +337,13 @@ class LeverSearch:
             can_pad=model.get("can_pad") is not False,
             batches_change=model.get("batches_change") is not False,
             shapes_recur=model.get("shapes_recur") is not False,
+            us_per_operator=figure(model, "us_per_operator") or self._facts.us_per_operator,
+            num_shapes=int(figure(model, "num_shapes") or 1),
             autocasts=model.get("autocasts") is True,
         )
         self._allow_kinds()
         self._guessed_s = self._guesses()
-        shapes_change = self._facts.batches_change and self._facts.has_attention
-        loops = self._facts.loops_over_weights
-        if beliefs := {**(WHERE_SHAPES_CHANGE if shapes_change else {}), **(WHERE_OPTIMIZER_LOOPS if loops else {})}:
+        if beliefs := beliefs_about(self._facts):
             self.model.expect(self._prior.with_beliefs(beliefs))
         self._strike(lambda setting: _is_pointless(setting, self._facts))
 
@@ -570,9 +570,10 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
         return True
     if setting.dynamic is Dynamic.MARK and facts.batches_change is False:
         return True
-    recur = facts.shapes_recur is not False or setting.pad_to_multiple_of is not None
-    if setting.claims_cudagraphs and not recur:  # each shape would be recorded, and not come again
-        return True
+    if setting.claims_cudagraphs and setting.pad_to_multiple_of is None:
+        is_captured = setting.scope is Scope.EAGER
+        if facts.shapes_recur is False or (is_captured and (facts.num_shapes or 1) > MOST_CAPTURED_SHAPES):
+            return True  # each shape would be recorded, and not come again
     return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 
 

@@ -12,7 +12,7 @@ from stacks import CPU, SHORT, Layer, Scale, Stack, loss_of, made, measured, row
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.inspect_model import kinds_of_blocks, model_facts, regional_share, repeated_blocks
+from compile_sweep.contract.inspect_model import kinds_of_blocks, model_facts, num_operators, regional_share, repeated_blocks
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -490,3 +490,11 @@ def test_whether_there_are_blocks_is_known_where_batches_draw_their_length(
 
     facts = model_facts(WorkloadFromModel(model_fn, drawn, loss_of, num_batches=3)())
     assert facts["has_blocks"] is has_blocks
+
+
+def test_operators_with_gradients_are_counted_once_each() -> None:
+    layer, x = nn.Linear(3, 3), torch.ones(2, 3)
+    hidden = layer(x).relu()
+    assert num_operators([("x", x)]) == 0
+    assert num_operators([("one", hidden + hidden.exp())]) == 5  # with the transposed weight
+    assert num_operators([("one", hidden), ("other", hidden.exp())]) == 4

@@ -173,8 +173,9 @@ def test_training_is_the_same(step: Step) -> None:
     batches = [torch.randn(9, 6, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
     losses, weights, _, _ = trained(step, captures=False, batches=batches)
     found, held, recorder, reasons = trained(step, captures=True, batches=batches)
-    assert found == losses
-    assert all(torch.equal(one, other) for one, other in zip(weights, held, strict=True))
+    # Not to the last bit: on some processors a product's rounding depends on where its operands are in memory.
+    assert found == pytest.approx(losses, rel=1e-6)
+    torch.testing.assert_close(held, weights)
     assert not reasons
     assert recorder.replayed >= len(batches) - 4
 
@@ -431,6 +432,16 @@ def test_a_backward_pass_that_is_repeated_after_another_call_is_refused() -> Non
     call(torch.ones(4, 6))["logits"].sum().backward()
     with pytest.raises(ScriptError, match="after the module was called again"):
         loss.backward()
+
+
+def test_a_penalty_on_gradients_in_some_steps_is_refused() -> None:
+    net = Net()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, record=Recorder(), new_pool=object)
+    x = torch.ones(4, 6, requires_grad=True)
+    for _ in range(2):
+        call(x)["logits"].sum().backward()
+    with pytest.raises(ScriptError, match="create_graph=True"):
+        torch.autograd.grad(call(x)["logits"].sum(), x, create_graph=True)
 
 
 def test_an_lstm_can_be_captured() -> None:

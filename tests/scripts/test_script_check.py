@@ -249,7 +249,11 @@ def test_runs_are_forked_one_after_the_other_and_end_with_their_time(folder: Pat
         assert facts["regional_share"] > 0
         assert facts["classes"] == ["Block", "Net"]
         assert (facts["batches_change"], facts["shapes_recur"]) == (False, True)
-        assert outcome["measurement"]["step_ms_median"] > 0
+        step_ms = outcome["measurement"]["step_ms_median"]
+        assert step_ms > 0
+        assert facts["num_shapes"] == 1
+        calls = 2  # a step, which accumulates
+        assert facts["us_per_operator"] == pytest.approx(1e3 * step_ms / calls / facts["num_operators"], rel=0.02)
         with pytest.raises(OutOfTime):
             run("endless.py", within_s=1)
         with pytest.raises(RunFailed, match="with the message 'of its own, 1 thread, None'"):

@@ -169,6 +169,7 @@ def test_what_a_length_costs_when_it_first_comes_is_warm_up(run: Run, folder: Pa
     assert figures.compile_s > 0.4
     facts = session_results.model_facts(session)
     assert (facts["batches_change"], facts["shapes_recur"]) == (True, True)
+    assert 10 < facts["num_shapes"] <= 20
     said = " ".join(session_results.findings(session))
     assert "shape that had not come before, and each took" in said
     assert "as by padding batches to a few sizes, may run faster" in said  # which are no texts

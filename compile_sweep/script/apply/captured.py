@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.inspect_model import num_layers
@@ -27,16 +26,21 @@ from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.schema.causes.errors import CACHE
+from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
-from compile_sweep.script.apply.graph_recording import Record, Recording, forward_and_backward, on_side_stream, record_on_gpu
+from compile_sweep.script.apply.graph_recording import (
+    Record,
+    Recording,
+    distributions_not_validated,
+    forward_and_backward,
+    on_side_stream,
+    record_on_gpu,
+)
 from compile_sweep.script.apply.module_state import CONSTANTS, numbers_read_by, state_of
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
 
 Call = Callable[..., Any]
-
-MOST_GRAPHS = 16
-"""Graphs that are captured of one module, one for each kind of call; other calls run eagerly."""
 
 MOST_KINDS = 64
 """Kinds of calls that are kept apart: with more, the arguments change from call to call."""
@@ -132,8 +136,12 @@ class _Replay(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ScriptError(
+                f"{SETTING} does not work where gradients are differentiated again (create_graph=True) in some steps only; leave "
+                "cudagraphs out"
+            )
         graph, waiting = cast(_Graph, ctx.graph), cast(_Waiting, ctx.waiting)
         is_repeated = waiting.num_left < graph.num_backward
         if graph.slot.latest is not waiting or (is_repeated and graph.num_backward == 1):
@@ -251,8 +259,8 @@ class CapturedModule:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         graph = slot.graphs.get(number)
         if graph is None:
-            if len(slot.graphs) == MOST_GRAPHS:
-                return self._eagerly(f"it is called in more than {MOST_GRAPHS} ways, by shapes or values", args, kwargs)
+            if len(slot.graphs) == MOST_CAPTURED_SHAPES:
+                return self._eagerly(f"it is called in more than {MOST_CAPTURED_SHAPES} ways, by shapes or values", args, kwargs)
             made = self._capture(leaves, structure, self._uses[number], slot)
             if isinstance(made, str):
                 return self._eagerly(self._refuse(made), args, kwargs)
@@ -341,7 +349,7 @@ class CapturedModule:
         device = self._parameters[0].device
         before = [one._version for one in inputs]
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
-        with self._put_back(device) as changed, _belonging_to_this_call():
+        with self._put_back(device) as changed, _belonging_to_this_call(), distributions_not_validated():
             try:
                 have_gradients, reason = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
             except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,17 @@ def _waiting_is_an_error() -> Iterator[None]:
         yield
     finally:
         set_mode(before)
+
+
+@contextmanager
+def distributions_not_validated() -> Iterator[None]:
+    """Has `torch.distributions` not validate its arguments in the block, for which it waits for the GPU."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:

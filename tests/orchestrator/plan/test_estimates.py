@@ -168,3 +168,11 @@ def test_a_setting_that_ran_before_is_expected_to_take_as_long_again() -> None:
     done = [took("scope=eager", 60.0), took("scope=eager,sdpa_kernel=efficient", 20.0), took("scope=eager,optimizer=fused", 20.0)]
     assert expected_s(CompileSettings.parse("scope=eager"), FACTS, done) == 60.0
     assert expected_s(CompileSettings.parse("scope=eager,sdpa_kernel=math"), FACTS, done) == 20.0
+
+
+def test_thousands_of_operators_decide_how_long_compiling_takes() -> None:
+    settings = CompileSettings.parse("scope=full")
+    few, many = (expected_s(settings, replace(FACTS, num_operators=number), []) for number in (500, 6_000))
+    assert few == prior("scope=full") < many
+    of_eager = replace(took("scope=eager", 20.0, 0.0), model_facts={"num_operators": 6_000})
+    assert expected_s(settings, FACTS, [of_eager]) == many

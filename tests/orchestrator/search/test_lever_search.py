@@ -509,3 +509,37 @@ def test_blocks_of_many_kinds_get_a_higher_limit_of_graphs_from_the_first(
     limits = {step.setting.scope: step.setting.recompile_limit for step in run(searching, GAINS)}
     assert limits[Scope.REGIONAL] == limit
     assert limits[Scope.FULL] is None
+
+
+@pytest.mark.parametrize(("us", "first"), [(90.0, "captured"), (2_000.0, "compiled")])
+def test_a_capture_comes_first_where_a_step_takes_hardly_longer_than_its_launches(us: float, first: str) -> None:
+    captures = CompileSettings.parse("scope=eager,cudagraphs=on,optimizer=fused")
+    prior = shipped_prior().elsewhere("a script", has_gpu=True)
+    searching = LeverSearch(Candidates([*SETTINGS, captures]), SPEED, SCRIPT_FACTS, prior=prior)
+    blocks = {"has_blocks": True, "num_weights": 62, "regional_share": 0.28}
+    first_step = searching.next_step()
+    assert first_step is not None
+    model = {**blocks, "num_operators": 500, "us_per_operator": us}
+    searching.tell({**row(first_step.setting, GAINS), "wall_s": 25.0, "model_facts": model})
+    step = searching.next_step()
+    assert step is not None
+    assert ("captured" if step.setting == captures else "compiled" if step.setting.scope != "eager" else "eager") == first
+
+
+def test_a_loop_of_thousands_of_operators_is_not_compiled_in_a_few_minutes() -> None:
+    """Blocks of a plain Mamba, whose scan is a loop over the words, compiled for more than two minutes on an H200."""
+    proposed = []
+    for number in (500, 6_000):
+        searching = search(elsewhere(GAINS), left_s=lambda: 100.0)
+        tell_first(searching, {"num_operators": number, "num_weights": 62, "regional_share": 0.28, "has_blocks": True})
+        step = searching.next_step()
+        proposed.append(step is not None and step.setting.scope != "eager")
+    assert proposed == [True, False]
+
+
+@pytest.mark.parametrize(("shapes", "padded", "is_proposed"), [(16, False, True), (17, False, False), (17, True, True)])
+def test_a_capture_is_proposed_unless_batches_have_too_many_shapes(shapes: int, padded: bool, is_proposed: bool) -> None:
+    fused = CompileSettings.parse(f"scope=eager,cudagraphs=on{',pad_to_multiple_of=64' if padded else ''}")
+    searching = LeverSearch(Candidates([*SETTINGS, fused]), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    tell_first(searching, {"has_blocks": True, "num_shapes": shapes})
+    assert any(step.setting == fused for step in run(searching, {"captured_cudagraphs=on": 0.3})) is is_proposed
