@@ -31,6 +31,7 @@ def test_distributions_are_not_validated_in_a_captured_call(monkeypatch: pytest.
         return is_all_true(valid)
 
     monkeypatch.setattr(torch, "_is_all_true", noting)
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # libraries may turn it off
     monkeypatch.setattr(captured, "_generator_states", lambda device: 0)  # on a CPU, the policy draws there
     net, recorder = Policy(), Recorder()
     call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)

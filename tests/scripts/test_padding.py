@@ -33,7 +33,7 @@ def test_a_script_trains_the_same_on_texts_of_few_lengths(run: Run, kind: str) -
             widths = set(script["widths"][watched:])
             most = 48 if kind == "written" else 40  # at most as many as the model has positions
             assert (widths <= {16, 32, most}) is ("pad" in settings)
-        shapes.append(len({shape for (_, shape) in session._met}))
+        shapes.append(len({shape for (_, shape) in session.times_met}))
         assert session.trajectory is not None
         losses.append(session.trajectory.losses)
         assert session.step_size()[1] % 16, "tokens are counted as the script has them"
