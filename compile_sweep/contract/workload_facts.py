@@ -69,6 +69,8 @@ class WorkloadFacts:
     """Whether a script steps an optimizer of torch's; None if that is not known."""
     has_fused: bool | None = None
     """Whether torch has a fused implementation of one of a script's optimizers; None if that is not known."""
+    is_fused: bool = False
+    """Whether all of a script's optimizers are fused as it is."""
     loops_over_weights: bool | None = None
     """Whether one of a script's optimizers is torch's and updates weight after weight, as Muon does; None if it is not known."""
     has_loss_outside: bool | None = None

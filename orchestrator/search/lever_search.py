@@ -328,6 +328,7 @@ class LeverSearch:
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,
             has_fused=model.get("has_fused") is not False,
+            is_fused=model.get("is_fused") is True,
             loops_over_weights=model.get("loops_over_weights") is True,
             has_loss_outside=model.get("has_loss_outside") is not False,
             can_compile=model.get("can_compile") is not False,
@@ -555,6 +556,8 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
     if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
         return True
     if setting.optimizer is OptimizerKind.FUSED and facts.has_fused is False:
+        return True
+    if setting.optimizer is OptimizerKind.FOREACH and facts.is_fused:
         return True
     if setting.compile_loss and facts.has_loss_outside is False:
         return True

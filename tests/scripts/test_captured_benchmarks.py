@@ -33,6 +33,16 @@ SCRIPTS = {
     "frozen_networks/distill_script.py": ("--width 8 --pixels 32 --batch 2 --classes 5", {""}),
     "frozen_networks/dpo_script.py": (TEXT, set[str]()),  # makes a cache
     "frozen_networks/vlm_script.py": ("--layers 1 --heads 2 --width 16 --pixels 32 --length 8 --batch 2 --vocabulary 60", {""}),
+    "further_fields/flow_script.py": ("--width 8 --levels 2 --depth 2 --pixels 8 --batch 4", {""}),
+    "further_fields/graph_attention_script.py": (
+        "--nodes 200 --edges 800 --features 8 --width 4 --heads 2 --layers 2 --classes 5",
+        {""},
+    ),
+    "further_fields/soft_actor_critic_script.py": (
+        "--width 16 --observation 8 --action 3 --batch 16 --environments 4 --buffer 1000",
+        {""},
+    ),
+    "further_fields/state_space_script.py": ("--width 16 --layers 2 --state 4 --length 12 --batch 2 --vocabulary 60", {""}),
     "other_fields/cyclegan_script.py": ("--width 4 --blocks 1 --size 64 --batch 1", {""}),
     "other_fields/forecasting_script.py": ("--width 32 --layers 1 --series 3 --batch 4 --context 64", {""}),
     "other_fields/grpo_script.py": ("--layers 2 --width 64 --questions 2 --answers 2 --length 8 --vocabulary 60", {""}),

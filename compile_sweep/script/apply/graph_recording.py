@@ -97,7 +97,10 @@ def _waiting_is_an_error() -> Iterator[None]:
 
 @contextmanager
 def distributions_not_validated() -> Iterator[None]:
-    """Has `torch.distributions` not validate its arguments in the block, for which it waits for the GPU."""
+    """Has `torch.distributions` not validate its arguments in the block, for which it waits for the GPU.
+
+    A call of `torch.compile` turns that off for the rest of the process.
+    """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

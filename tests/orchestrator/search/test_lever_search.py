@@ -328,6 +328,15 @@ def test_a_fused_optimizer_is_proposed_unless_torch_is_known_to_have_none(known:
     assert any(step.setting.optimizer is OptimizerKind.FUSED for step in run(searching, GAINS)) is is_proposed
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_no_optimizer_that_is_fused_is_replaced_by_another(is_fused: bool) -> None:
+    searching = search(elsewhere(GAINS))
+    tell_first(searching, {"has_fused": True, "is_fused": is_fused})
+    kinds = {step.setting.optimizer for step in run(searching, GAINS)}
+    assert (OptimizerKind.FOREACH in kinds) is not is_fused
+    assert OptimizerKind.FUSED in kinds
+
+
 def test_a_compiled_optimizer_is_tried_sooner_where_it_updates_weight_after_weight() -> None:
     ways = ("eager", "full", "full,mode=reduce-overhead", "regional", "regional,mode=reduce-overhead")
     settings = [CompileSettings.parse(f"scope={way},optimizer={kind}") for way in ways for kind in ("fused", "compiled")]
