@@ -44,6 +44,8 @@ class Protocol:
     """Seconds of compiling and warming up after which a script's run ends if something fell back to eager."""
     remedy_patience_s: float = 0.0
     """The same if a setting is known that may mend it."""
+    counts_new_shapes: bool | None = None
+    """Whether steps with new shapes, which take longer, counted of the script as it is; None if that is not known."""
     real_passes: int = 3
     """Number of passes over the loader's batches, with pipeline=real."""
 

@@ -232,7 +232,11 @@ class ScriptTrial:
 
     def run_once(self, folder: Path) -> dict[str, Any]:
         """Measures the settings without judging their numbers; returns the outcome. The recording stays in `folder`."""
-        return self._once(folder, "measured", self.settings, tell=True)
+        outcome = self._once(folder, "measured", self.settings, tell=True)
+        if self.settings.as_written and self.is_first and outcome["counts_new_shapes"] is not None:
+            self._eager_runs.mkdir(parents=True, exist_ok=True)
+            (self._eager_runs / NEW_SHAPES).write_text(json.dumps(outcome["counts_new_shapes"]), encoding="utf-8")
+        return outcome
 
     def _once(
         self,
@@ -258,6 +262,8 @@ class ScriptTrial:
             "script": place.script,
             "base": str(base),
         }
+        if kind == "measured" and (known := self._eager_runs / NEW_SHAPES).exists():
+            assignment["protocol"] = {**self.protocol, "counts_new_shapes": json.loads(known.read_text(encoding="utf-8"))}
         if kind == "measured" and self.watches is not None:
             assignment["restored"] = [[artifact.kind, artifact.key, artifact.cost_s] for artifact in self.watches]
         (folder / "assignment").write_text(json.dumps(assignment), encoding="utf-8")
@@ -434,6 +440,9 @@ def _judged(
     )
     return {"numerics": judged.to_dict()}
 
+
+NEW_SHAPES = "new-shapes"
+"""Name of the file, beside the eager runs, that says whether steps with new shapes counted of the script as it is."""
 
 SKIPS = "skips-steps"
 """Name of the file, beside the eager runs, that is there if the script as it is goes on after losses that are not finite."""

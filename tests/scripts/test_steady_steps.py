@@ -50,6 +50,14 @@ def test_shapes_that_hardly_ever_come_again_count_in_the_end(every: int, counts:
     assert len(stream.times) == (len(steps) if counts else len(steps) // every)
 
 
+@pytest.mark.parametrize(("known", "every", "counts"), [(None, 3, False), (True, 3, True), (None, 5, True), (False, 5, False)])
+def test_rarely_known_shapes_count_as_they_did_of_the_script_as_it_is(known: bool | None, every: int, counts: bool) -> None:
+    protocol = Protocol(counts_new_shapes=known)
+    stream = Stream.after(_steps((150.0, False)), protocol, torch.device("cpu"))
+    stream.take(_steps(*((10.0, False) if index % every == 0 else (30.0, True) for index in range(MAX_NEW_STEPS))))
+    assert len(stream.times) == (MAX_NEW_STEPS if counts else len(range(0, MAX_NEW_STEPS, every)))
+
+
 def test_shapes_that_come_again_even_more_rarely_count_sooner() -> None:
     steps = _steps(*((10.0, False) if index % 10 == 0 else (100.0, True) for index in range(MAX_NEW_STEPS // 2)))
     stream = _stream(*(steps[at : at + 2] for at in range(0, len(steps) - 2, 2)))

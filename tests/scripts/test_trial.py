@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from threading import Barrier
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -435,3 +436,39 @@ def test_losses_that_are_not_finite_are_the_scripts_own_if_eager_training_goes_o
     assert not trial._skipped_by_itself(eager, as_it_is, mark, has_compiled=True)
     trial._skipped_by_itself(eager, as_it_is, mark, has_compiled=False)
     assert trial._skipped_by_itself(losses, CompileSettings.parse("scope=full"), mark, has_compiled=True) == num_skipped
+
+
+class _Told:
+    """Stands for runs that end at once, with an outcome that says whether new shapes counted."""
+
+    def __init__(self) -> None:
+        self.counted: bool | None = None
+        self.protocols: list[dict[str, Any]] = []
+
+    def __call__(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> trial.Running:
+        self.protocols.append(json.loads(assignment.read_text())["protocol"])
+        assignment.with_name("outcome").write_text(json.dumps({"counts_new_shapes": self.counted}))
+        return cast(trial.Running, SimpleNamespace(poll=lambda: 0, end=lambda: None))
+
+
+def test_new_shapes_count_as_they_did_of_the_script_as_it_is(folder: Path, tmp_path: Path) -> None:
+    runs = _Told()
+
+    def measure(settings: str) -> dict[str, Any]:
+        base = tmp_path / str(len(runs.protocols))
+        (base / "run").mkdir(parents=True)
+        ScriptTrial(
+            job=ScriptJob.of("plain_loop.py", folder=str(folder)),
+            settings=CompileSettings.parse(settings),
+            base=base,
+            references=tmp_path / "references",
+            protocol={"min_passes": 3},
+            start=runs,
+        ).run_once(base / "run")
+        return runs.protocols[-1]
+
+    assert measure("scope=eager,as_written=on") == {"min_passes": 3}, "nothing took longer"
+    runs.counted = False
+    assert measure("scope=full") == {"min_passes": 3}, "a compiled setting decides nothing"
+    assert measure("scope=eager,as_written=on") == {"min_passes": 3}
+    assert measure("scope=full") == {"min_passes": 3, "counts_new_shapes": False}
