@@ -170,6 +170,9 @@ def other_batch_size(session: Session) -> str | None:
     )
 
 
+MANY_OPERATORS = 2500
+"""Operators of a forward that take about two minutes to compile, at the 0.05 s of `orchestrator/plan/estimates.py`."""
+
 PLANNED_ATTENTION = (
     "batches keep coming in new shapes; where attention has a mask, torch takes cuDNN's kernels on Hopper and later, which are "
     "planned anew for each shape: try sdpa_kernel=efficient"
@@ -220,6 +223,12 @@ def _findings(session: Session) -> Iterator[str]:
             "a whole"
         )
     for target in found.targets:
+        if target.num_operators >= MANY_OPERATORS:
+            fewer = "; scope=eager,cudagraphs=on captures it in seconds" if target.device.type == "cuda" else ""
+            yield (
+                f"a forward of {target.name} has {target.num_operators:,} operators, as one with a loop over the words of a text "
+                f"has, and takes minutes to compile{fewer}"
+            )
         met = session.shapes_met.get(target, [])
         if not target.changing() and 1 < len(met) == len(set(met)):
             yield (

@@ -153,6 +153,7 @@ def own_cores(num_shares: int, preferred: int | None) -> Iterator[tuple[int, ...
 
 def import_harness() -> None:
     """Imports the measuring code, and with it torch."""
+    import scipy.special  # noqa: F401  # for the check of numbers, in all forked trials at once
     import torch  # noqa: F401  # not at the head of the module: the trial and Train's controller import it too, and need no torch
 
     import compile_sweep.contract.base

@@ -136,3 +136,32 @@ def test_a_loss_that_runs_eagerly_is_left_out_before_anything_else_is_tried(run:
     session, error = run("mines.py", AOT)
     assert error is session.error is None
     assert session_results.measurement(session).fallbacks == []
+
+
+@pytest.mark.parametrize(("words", "is_told"), [(100, False), (1000, True)])
+def test_a_loop_of_thousands_of_operators_is_told(words: int, is_told: bool, run: Run, folder: Path) -> None:
+    (folder / "loops.py").write_text(
+        "import sys, torch\n"
+        "class Scan(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.decay = torch.nn.Parameter(torch.full((4,), 0.5))\n"
+        "    def forward(self, x):\n"
+        "        state = torch.zeros(4)\n"
+        "        for word in x:\n"
+        "            state = self.decay * state + word\n"
+        "            state = state.tanh()\n"
+        "        return state\n"
+        "model = Scan()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(int(sys.argv[1]), 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("loops.py", "scope=eager,as_written=on", str(words))
+    assert error is session.error is None
+    assert session_results.model_facts(session)["num_operators"] == 3 * words
+    said = " ".join(session_results.findings(session))
+    assert ("a forward of model has 3,000 operators" in said) is is_told
+    assert "captures it in seconds" not in said, "on a CPU there are no CUDA graphs"
