@@ -9,8 +9,9 @@ modules of a class of its own side by side. A dimension of an inner module's arg
 from __future__ import annotations
 
 import inspect
+import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
@@ -135,15 +136,38 @@ def num_layers(module: nn.Module) -> int:
     return sum(not any(part.children()) for part in module.modules())
 
 
-def num_operators(outputs: Iterable[tuple[str, Tensor]]) -> int:
-    """Returns the number of operators with gradients that computed these tensors: nodes of their autograd graph."""
+class Operators(NamedTuple):
+    """The operators with gradients that computed some tensors: nodes of their autograd graph."""
+
+    number: int = 0
+    num_slices: int = 0
+    """Slices of one tensor, one by one, such as `x[:, i]` in a loop, where there are many; of the tensor with the most."""
+    sliced_elements: int = 0
+    """Elements that the backward pass of all such slices writes: for each one as many as the whole tensor has."""
+
+
+_MANY_SLICES = 16
+_SLICES = ("SelectBackward0", "SliceBackward0")
+
+
+def operators_of(outputs: Iterable[tuple[str, Tensor]]) -> Operators:
+    """Counts the operators that computed these tensors, given by name."""
     waiting = {tensor.grad_fn for _, tensor in outputs if tensor.grad_fn is not None}
     seen = set(waiting)
     while waiting:
         following = {node for node, _ in waiting.pop().next_functions if node is not None} - seen
         seen |= following
         waiting |= following
-    return sum(type(node).__name__ != "AccumulateGrad" for node in seen)
+    slices: dict[Any, list[int]] = defaultdict(list)
+    for node in seen:
+        if type(node).__name__ in _SLICES:
+            slices[node.next_functions[0]].append(math.prod(node._saved_self_sym_sizes))  # type: ignore[attr-defined]
+    many = [sizes for sizes in slices.values() if len(sizes) >= _MANY_SLICES]
+    return Operators(
+        number=sum(type(node).__name__ != "AccumulateGrad" for node in seen),
+        num_slices=max(map(len, many), default=0),
+        sliced_elements=sum(map(sum, many)),
+    )
 
 
 def has_attention(model: nn.Module) -> bool:

@@ -23,7 +23,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from compile_sweep.contract.inspect_model import num_operators, repeated_blocks, size_of, tensors_in
+from compile_sweep.contract.inspect_model import Operators, operators_of, repeated_blocks, size_of, tensors_in
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.schema.part_settings import PartSettings, settings_of_part
@@ -82,8 +82,8 @@ class Target:
     """Number of its calls that were to be captured as CUDA graphs and were not, by the reason."""
     captured: set[str] = field(default_factory=set)
     """Names of its parts that were captured; that of the whole is empty."""
-    num_operators: int = 0
-    """Number of operators in its forward that have gradients."""
+    operators: Operators = field(default_factory=Operators)
+    """The operators in its forward that have gradients."""
 
     @property
     def stays_eager(self) -> bool:
@@ -304,7 +304,7 @@ class Discovery:
                 watched.draws = before != _generator_states(watched.device)
         if target is not None:
             self.makes_cache |= _has_cache(outputs)
-            target.num_operators = target.num_operators or num_operators(tensors_in({"": outputs}))
+            target.operators = target.operators if target.operators.number else operators_of(tensors_in({"": outputs}))
             _note_second_derivatives(target, outputs)
             for _, tensor in tensors_in({"": outputs}):
                 steps = math.inf if tensor.grad_fn is None else self.num_steps  # a batch that is passed on stays anyway

@@ -140,7 +140,7 @@ def model_facts(session: Session) -> dict[str, Any]:
 
 def _facts_of_operators(session: Session) -> dict[str, Any]:
     found, stream = session.found, session.stream
-    number = sum(target.num_operators for target in found.targets)
+    number = sum(target.operators.number for target in found.targets)
     if stream is None or not stream.times or not number or not session.settings.as_written:
         return {"num_operators": number}
     return {"num_operators": number, "us_per_operator": round(1e3 * stream.median_ms / (number * found.micro_steps), 1)}
@@ -223,11 +223,17 @@ def _findings(session: Session) -> Iterator[str]:
             "a whole"
         )
     for target in found.targets:
-        if target.num_operators >= MANY_OPERATORS:
+        if target.operators.number >= MANY_OPERATORS:
             fewer = "; scope=eager,cudagraphs=on captures it in seconds" if target.device.type == "cuda" else ""
             yield (
-                f"a forward of {target.name} has {target.num_operators:,} operators, as one with a loop over the words of a text "
-                f"has, and takes minutes to compile{fewer}"
+                f"a forward of {target.name} has {target.operators.number:,} operators, as one with a loop over the words of a "
+                f"text has, and takes minutes to compile{fewer}"
+            )
+        if session.settings.scope is Scope.EAGER and stream is not None and stream.times and _slices_limit(target, stream):
+            yield (
+                f"the forward of {target.name} takes {target.operators.num_slices} slices of one tensor, such as x[:, i] in a "
+                "loop, and for each of them the backward pass writes a tensor as large as the whole: take them at once, for part "
+                "in x.unbind(1)"
             )
         met = session.shapes_met.get(target, [])
         if not target.changing() and 1 < len(met) == len(set(met)):
@@ -341,6 +347,19 @@ def _uncalled_whole(found: Discovery) -> str | None:
 
 def _parts(module: nn.Module) -> set[nn.Module]:
     return {*module.modules()} if "_modules" in vars(module) else set()  # one whose __init__ has not run
+
+
+_BYTES_PER_S = {"cuda": 4e12, "cpu": 4e10}
+"""Memory traffic of a fast device of each kind, so that an estimate of seconds is low."""
+
+_SHARE_OF_SLICES = 0.1  # of a step's time, from which on slices are told
+
+
+def _slices_limit(target: Target, stream: Stream) -> bool:
+    """Tells whether the backward pass of slices takes a good part of a step: zeros are written, read and added to the sum."""
+    traffic = 4 * 4 * target.operators.sliced_elements  # in float32: one write, and two reads and a write
+    seconds = traffic / _BYTES_PER_S.get(target.device.type, math.inf)
+    return seconds >= _SHARE_OF_SLICES * stream.median_ms / 1e3
 
 
 def _float32_experts(session: Session) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from stacks import CPU, SHORT, Layer, Scale, Stack, loss_of, made, measured, row
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.inspect_model import kinds_of_blocks, model_facts, num_operators, regional_share, repeated_blocks
+from compile_sweep.contract.inspect_model import kinds_of_blocks, model_facts, operators_of, regional_share, repeated_blocks
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -495,6 +495,23 @@ def test_whether_there_are_blocks_is_known_where_batches_draw_their_length(
 def test_operators_with_gradients_are_counted_once_each() -> None:
     layer, x = nn.Linear(3, 3), torch.ones(2, 3)
     hidden = layer(x).relu()
-    assert num_operators([("x", x)]) == 0
-    assert num_operators([("one", hidden + hidden.exp())]) == 5  # with the transposed weight
-    assert num_operators([("one", hidden), ("other", hidden.exp())]) == 4
+    assert operators_of([("x", x)]).number == 0
+    assert operators_of([("one", hidden + hidden.exp())]).number == 5  # with the transposed weight
+    assert operators_of([("one", hidden), ("other", hidden.exp())]).number == 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "slices", "elements"),
+    [
+        (lambda x: [x[:, at] for at in range(20)], 20, 20 * 40),
+        (lambda x: [x[:, at : at + 1].squeeze(1) for at in range(20)], 20, 20 * 40),
+        (lambda x: [x[:, at] for at in range(5)], 0, 0),
+        (lambda x: x.unbind(1), 0, 0),
+    ],
+)
+def test_slices_of_one_tensor_are_counted_where_they_are_many(
+    parts: Callable[[Tensor], Sequence[Tensor]], slices: int, elements: int
+) -> None:
+    weight = torch.ones(2, 20, requires_grad=True)
+    found = operators_of([("sum", torch.stack(list(parts(weight.exp()))).sum())])
+    assert (found.num_slices, found.sliced_elements) == (slices, elements)

@@ -138,6 +138,38 @@ def test_a_loss_that_runs_eagerly_is_left_out_before_anything_else_is_tried(run:
     assert session_results.measurement(session).fallbacks == []
 
 
+def test_slices_that_make_a_backward_pass_slow_are_told_and_what_is_advised_makes_it_faster(run: Run, folder: Path) -> None:
+    """A plain Mamba on an H200 spent more than half of its step on the zeros of such slices."""
+    lines = (
+        "import torch\n"
+        "class Scan(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.decay = torch.nn.Parameter(torch.full((16,), 0.5))\n"
+        "    def forward(self, x):\n"
+        "        x, state = x * self.decay, torch.zeros(16)\n"
+        "        for part in PARTS:\n"
+        "            state = 0.5 * state + part\n"
+        "        return state\n"
+        "model = Scan()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "x = torch.randn(4, 128, 64, 16)\n"
+        "for step in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(x).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    took, told = [], []
+    for parts in ("(x[:, at] for at in range(128))", "x.unbind(1)"):
+        (folder / "scans.py").write_text(lines.replace("PARTS", parts))
+        session, error = run("scans.py", "scope=eager,as_written=on")
+        assert error is session.error is None
+        took.append(session_results.measurement(session).step_ms_median)
+        told.append("takes 128 slices of one tensor" in " ".join(session_results.findings(session)))
+    assert told == [True, False]
+    assert took[0] > 2 * took[1]
+
+
 @pytest.mark.parametrize(("words", "is_told"), [(100, False), (1000, True)])
 def test_a_loop_of_thousands_of_operators_is_told(words: int, is_told: bool, run: Run, folder: Path) -> None:
     (folder / "loops.py").write_text(
