@@ -60,7 +60,9 @@ class WorkloadFacts:
     num_operators: int | None = None
     """Number of operators with gradients in the forward of what a script trains; None if that is not known."""
     us_per_operator: float | None = None
-    """Microseconds of a step of a script, as it is, for each of these operators; None if that is not known."""
+    """Microseconds of a step of a script, as it is, for each of these operators; None if that is not known, or the device is
+    behind with what was launched.
+    """
     num_shapes: int | None = None
     """Number of shapes that a script's batches had; None if that is not known."""
     has_attention: bool | None = None

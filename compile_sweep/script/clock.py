@@ -60,6 +60,8 @@ class StepClock:
         self._steps: list[_Open] = []
         self._now: _Open | None = None
         self._is_waiting = False
+        self.behind_ms = 0.0
+        """Milliseconds that the device still worked when the last steps were launched."""
 
     def start(self) -> None:
         """Starts timing at the beginning of a step; earlier steps are forgotten."""
@@ -90,7 +92,9 @@ class StepClock:
 
     def stop(self) -> list[StepTime]:
         """Returns the times of all steps since `start`; waits for the device."""
+        launched = time.perf_counter()
         synchronize(self._device)
+        self.behind_ms = 1e3 * (time.perf_counter() - launched)
         times = [
             StepTime(
                 ms=self._between(one.began, one.ended),

@@ -528,6 +528,7 @@ class Session:
             return
         first = not self.stream.passes
         self.stream.take(times)
+        self.stream.behind_ms.append(self._clock.behind_ms)
         # What runs eagerly is measured to its end, because the reason for that says more than the speed.
         if first and self.stream.passes and not self.diagnostics.tells_more_than_speed:
             self._on_first_pass(self)

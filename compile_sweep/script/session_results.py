@@ -138,10 +138,16 @@ def model_facts(session: Session) -> dict[str, Any]:
     }
 
 
+_DEVICE_LIMITS = 0.5
+"""Fraction of a step's time that the device still works when the step was launched, from which on launches do not limit it."""
+
+
 def _facts_of_operators(session: Session) -> dict[str, Any]:
     found, stream = session.found, session.stream
     number = sum(target.operators.number for target in found.targets)
-    if stream is None or not stream.times or not number or not session.settings.as_written:
+    if stream is None or not stream.times or not stream.behind_ms or not number or not session.settings.as_written:
+        return {"num_operators": number}
+    if statistics.median(stream.behind_ms) > _DEVICE_LIMITS * stream.median_ms:
         return {"num_operators": number}
     return {"num_operators": number, "us_per_operator": round(1e3 * stream.median_ms / (number * found.micro_steps), 1)}
 

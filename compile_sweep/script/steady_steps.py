@@ -61,6 +61,8 @@ class Stream:
     keeps_interrupted: bool
     taken: list[StepTime] = field(default_factory=list)
     """All timed steps."""
+    behind_ms: list[float] = field(default_factory=list)
+    """Milliseconds that the device still worked when a pass's steps were launched."""
     keeps_new: bool = False
     """Whether steps with new shapes count, except for the few that take several times as long."""
     passes: list[list[float]] = field(default_factory=list)

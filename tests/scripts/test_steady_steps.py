@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.script import session_results, steady_steps
+from compile_sweep.script import clock, session_results, steady_steps
 from compile_sweep.script.clock import StepTime
 from compile_sweep.script.steady_steps import MAX_NEW_STEPS, Stream
 from tests.scripts.conftest import Run
@@ -224,3 +225,23 @@ def test_every_second_step_that_generates_first_counts_half(run: Run, folder: Pa
     assert rate.step_ms_median == pytest.approx(70, rel=0.15)
     assert rate.outliers == 0
     assert rate.compile_s < 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("busy_s", "is_known"), [(0.0, True), (0.05, False)])
+def test_launches_do_not_limit_a_step_if_the_device_is_behind_with_them(
+    busy_s: float, is_known: bool, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "synchronize", lambda device: busy_s and time.sleep(busy_s))
+    (folder / "short.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for _ in range(4000):\n"
+        "    model(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("short.py", "scope=eager,as_written=on")
+    assert error is session.error is None
+    assert ("us_per_operator" in session_results.model_facts(session)) is is_known
