@@ -115,11 +115,12 @@ def source(session: Session) -> str:
 def model_facts(session: Session) -> dict[str, Any]:
     """Returns fields of `WorkloadFacts` that follow from the modules that the script trains."""
     blocks = {target.module: target.blocks for target in session.found.targets}
+    groups = [group for one in session.found.optimizers for group in one.param_groups]
     return {
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
         "has_optimizer": bool(session.found.optimizers),
         "has_fused": any(map(has_fused, session.found.optimizers)),
-        "is_fused": all(group.get("fused") for one in session.found.optimizers for group in one.param_groups),
+        "is_fused": bool(groups) and all(group.get("fused") for group in groups),
         "loops_over_weights": any(map(loops_over_weights, session.found.optimizers)),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),
         "can_compile": any(not target.differentiated_twice for target in session.found.targets),

@@ -197,3 +197,19 @@ def test_a_loop_of_thousands_of_operators_is_told(words: int, is_told: bool, run
     said = " ".join(session_results.findings(session))
     assert ("a forward of model has 3,000 operators" in said) is is_told
     assert "captures it in seconds" not in said, "on a CPU there are no CUDA graphs"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_optimizers_that_are_fused_already_are_known(fused: bool, run: Run, folder: Path) -> None:
+    (folder / "fused.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        f"optimizer = torch.optim.AdamW(model.parameters(), fused={fused})\n"
+        "for step in range(4000):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("fused.py", "scope=eager,as_written=on")
+    assert error is session.error is None
+    assert session_results.model_facts(session)["is_fused"] is fused

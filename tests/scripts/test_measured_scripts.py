@@ -507,7 +507,8 @@ def test_without_an_optimizer_steps_are_those_that_a_script_marks_or_its_backwar
     assert session.trajectory is not None
     assert session.trajectory.losses[0] > session.trajectory.losses[-1]
     assert session_results.measurement(session).graphs >= 1
-    assert session_results.model_facts(session)["has_optimizer"] is False
+    facts = session_results.model_facts(session)
+    assert (facts["has_optimizer"], facts["is_fused"]) == (False, False)
     assert session.found.micro_steps == 1
     assert any("each backward pass counts as a step" in line for line in session_results.findings(session)) is not marks
 
