@@ -1,9 +1,10 @@
 """Describes a setting as the levers that it pulls: fields with a value other than the default."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, GRAPHS_POOL
+from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, GRAPHS_POOL, VIEWED
 from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, flatten, format_value
@@ -108,6 +109,8 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str, classes
     Returns:
         Names of fields; None if the reason does not tell.
     """
+    if failed.memory_format is not None and re.search(VIEWED, reason):  # whatever the rest, with these tensors
+        return ("memory_format",)
     if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8:  # their own code may be at fault
         return None
     is_of_model = any(f": forward of {name} (" in reason for name in classes)

@@ -35,7 +35,10 @@ NO_BACKWARD = Cause(
     error=r"no autograd formula was registered",
 )
 
-_LAID_OUT = r"view size is not compatible with input tensor's size and stride"  # Dynamo words it otherwise
+_LAID_OUT = r"view size is not compatible with input tensor's size and stride"
+
+VIEWED = rf"{_LAID_OUT}|Cannot view a tensor with shape .* and strides"
+"""Pattern of the errors of eager training and of Dynamo where a view cannot take a tensor that is laid out otherwise."""
 
 _LAYOUT = (
     "x.view(…) cannot take a tensor that is laid out in memory like this: with memory_format=channels_last, write x.flatten(1) "
@@ -147,7 +150,7 @@ ERRORS = (
     Cause(
         "view of another layout",
         f"{_LAYOUT}; without it, eager fails here, too",
-        error=rf"{_LAID_OUT}|Cannot view a tensor with shape .* and strides",
+        error=VIEWED,
     ),
     Cause(
         "operator that fails",

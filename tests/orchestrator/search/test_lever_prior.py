@@ -201,3 +201,12 @@ def test_a_prior_that_was_not_written_so_is_refused(change: dict[str, Any]) -> N
 def test_a_file_that_is_no_prior_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="install compile-sweep again"):
         parse_prior(text)
+
+
+@pytest.mark.parametrize(("layout", "shared"), [(",memory_format=channels_last", ("memory_format",)), ("", None)])
+def test_a_view_that_cannot_be_laid_out_otherwise_fails_with_every_other_lever(
+    layout: str, shared: tuple[str, ...] | None
+) -> None:
+    failed = CompileSettings.parse(f"scope=eager,optimizer=fused{layout}")
+    reason = "RuntimeError: view size is not compatible with input tensor's size and stride (at least one dimension spans two)"
+    assert fails_alike(failed, "exception", reason) == shared
