@@ -448,15 +448,28 @@ def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((tensor.numel(),) if tensor.is_nested else tuple(tensor.shape) for _, tensor in tensors_in(named))
 
 
-def size_of(args: Any, kwargs: Any) -> tuple[int, int]:
-    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor."""
+def size_of(args: Any, kwargs: Any, *, is_time_first: bool = False) -> tuple[int, int]:
+    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor.
+
+    Args:
+        is_time_first: Whether samples are the second dimension, as by default of torch's recurrent layers and transformers.
+    """
     samples = tokens = 0
     for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
-        if tensor.dim():
-            samples = samples or tensor.size(0)
+        if tensor.dim() > is_time_first:
+            samples = samples or tensor.size(int(is_time_first))
         if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
             tokens = tensor.size(0) * tensor.size(1)
     return samples or 1, tokens or samples or 1
+
+
+def are_time_first(sizes: Sequence[tuple[int, int]]) -> bool:
+    """Tells from samples and tokens of calls, by `size_of`, whether what looks like samples is the length of texts.
+
+    It is if it differs in most calls, and the other dimension never does.
+    """
+    firsts, seconds = {samples for samples, _ in sizes}, {tokens / samples for samples, tokens in sizes}
+    return len(firsts) > max(2, len(sizes) / 2) and len(seconds) == 1 and max(seconds) > 1
 
 
 def is_safe_to_copy(model: nn.Module) -> bool:

@@ -27,7 +27,7 @@ from torch._dynamo.utils import counters
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from compile_sweep.contract.inspect_model import shapes_of, size_of
+from compile_sweep.contract.inspect_model import are_time_first, shapes_of, size_of
 from compile_sweep.contract.installed_torch import outside_of_transforms
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness import memory
@@ -343,6 +343,7 @@ class Session:
     def _counted(self, target: Target, inner: Callable[..., Any]) -> Callable[..., Any]:
         counts = target is self.found.primary
         multiple = self.settings.pad_to_multiple_of if self.kind is Kind.MEASURED else None
+        time_first = are_time_first(target.sizes)
         padded = (lambda *given: given) if multiple is None else Padder(target.module, multiple).without_values
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -352,7 +353,8 @@ class Session:
                 self._meet(target, shapes_of(*padded(args, kwargs)))
                 if counts:
                     self._look_at_settings()
-                    self._size = [total + more for total, more in zip(self._size, size_of(args, kwargs), strict=True)]
+                    size = size_of(args, kwargs, is_time_first=time_first)
+                    self._size = [total + more for total, more in zip(self._size, size, strict=True)]
             keeps = self._keeps_calls and torch.is_grad_enabled() and not target.stays_eager
             try:
                 return self._calls.call(target, inner, args, kwargs) if keeps else inner(*args, **kwargs)

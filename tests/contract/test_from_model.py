@@ -12,7 +12,14 @@ from stacks import CPU, SHORT, Layer, Scale, Stack, loss_of, made, measured, row
 from torch import Tensor, nn
 
 from compile_sweep import WorkloadFromModel, load_workload, measure
-from compile_sweep.contract.inspect_model import kinds_of_blocks, model_facts, operators_of, regional_share, repeated_blocks
+from compile_sweep.contract.inspect_model import (
+    are_time_first,
+    kinds_of_blocks,
+    model_facts,
+    operators_of,
+    regional_share,
+    repeated_blocks,
+)
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
 from compile_sweep.schema.errors import SettingsError, WorkloadError
@@ -515,3 +522,17 @@ def test_slices_of_one_tensor_are_counted_where_they_are_many(
     weight = torch.ones(2, 20, requires_grad=True)
     found = operators_of([("sum", torch.stack(list(parts(weight.exp()))).sum())])
     assert (found.num_slices, found.sliced_elements) == (slices, elements)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([(19, 304), (22, 352), (17, 272)], True),
+        ([(16, 304), (16, 352), (16, 272)], False),
+        ([(16, 512), (16, 512), (7, 224)], False),  # the last batch is smaller
+        ([(16, 16), (12, 12), (7, 7)], False),  # no texts
+        ([(30, 300), (20, 400), (10, 500)], False),  # batches of so many words
+    ],
+)
+def test_lengths_come_first_if_they_alone_change(sizes: list[tuple[int, int]], expected: bool) -> None:
+    assert are_time_first(sizes) is expected

@@ -213,3 +213,29 @@ def test_optimizers_that_are_fused_already_are_known(fused: bool, run: Run, fold
     session, error = run("fused.py", "scope=eager,as_written=on")
     assert error is session.error is None
     assert session_results.model_facts(session)["is_fused"] is fused
+
+
+@pytest.mark.parametrize(("shape", "samples"), [("(at, 4)", 4.0), ("(4, at)", 4.0)])
+def test_samples_are_told_from_lengths_that_come_first(shape: str, samples: float, run: Run, folder: Path) -> None:
+    (folder / "texts_first.py").write_text(
+        "import random, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed = torch.nn.Embedding(50, 8)\n"
+        "        self.layer = torch.nn.LSTM(8, 8)\n"
+        "    def forward(self, words):\n"
+        "        return self.layer(self.embed(words))[0]\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4000):\n"
+        "    at = 5 + step % 7\n"
+        "    optimizer.zero_grad()\n"
+        f"    model(torch.randint(50, {shape})).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    session, error = run("texts_first.py", "scope=eager,as_written=on")
+    assert error is session.error is None
+    found, tokens = session.step_size()
+    assert found == samples
+    assert 4 * 5 < tokens < 4 * 11
