@@ -14,6 +14,7 @@ from test_break_causes import BREAKS
 from test_recompile_causes import GUARDS
 from torch import Tensor
 
+from compile_sweep.contract.installed_torch import torch_version
 from compile_sweep.harness.diagnostics.advice import KnownSizes, advise_on_hint, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import capture_diagnostics
 from compile_sweep.harness.diagnostics.compiler_errors import is_compiler_error
@@ -349,6 +350,7 @@ def test_every_cause_has_its_test() -> None:
         "tensor without dimensions as an index",
         "state in a class",
     }
+    shown |= {"number of numpy"} if torch_version() < (2, 13) else set()  # its code does not break there
     assert shown == {cause.name for cause in breaks.BREAKS}
     changed = {"train and eval mode", "gradients switched on and off", "autocast switched on and off", "learning rate"}
     changed |= {"number of an optimizer"}
