@@ -16,6 +16,9 @@ import torch
 from forked_servers import forked_servers as forked_servers
 from graphs_on_cpu import recorder as recorder
 from sweep_folders import make_sweep as make_sweep
+from torch._dynamo import config as dynamo_config
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 
 from compile_sweep.contract.seeding import seed_all
 from compile_sweep.harness.protocol import Protocol
@@ -60,6 +63,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs one of the scripts under settings until it is measured."""
     kept = sys.modules["__main__"], sys.argv[:], sys.path[:], torch.get_num_threads()
+    configs = [(config, config.get_config_copy()) for config in (dynamo_config, functorch_config, inductor_config)]
     torch.set_num_threads(1)
 
     def ran(
@@ -77,4 +81,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     yield ran
     sys.modules["__main__"], sys.argv[:], sys.path[:] = kept[:3]
     torch.set_num_threads(kept[3])
+    for config, before in configs:  # a run has its process to itself, and leaves its settings
+        for name, value in config.get_config_copy().items():
+            if value != before[name]:
+                setattr(config, name, before[name])
     UNTIL_EXIT.close()
