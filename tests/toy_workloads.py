@@ -223,7 +223,7 @@ class _SlowWhenEager(ToyModel):
 
     def spoiled(self, loss: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            time.sleep(0.04)
+            time.sleep(0.1)
         return loss
 
 
