@@ -92,14 +92,33 @@ def value_at(arguments: dict[str, Any], name: str) -> Any:
 
 
 def marked_forward(module: torch.nn.Module, compiled: Callable[..., Any], dims: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
-    """A forward that marks its arguments before the compiled one sees them: marks do not work inside what is compiled."""
+    """A forward that marks its arguments before the compiled one sees them: marks do not work inside what is compiled.
+
+    The marks end with the call. The tensors may be given to another module, with which their dimensions do not change, and where
+    a mark is an error.
+    """
     signature = inspect.signature(MethodType(type(module).forward, module))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        mark(signature.bind(*args, **kwargs).arguments, dims)
-        return compiled(*args, **kwargs)
+        arguments = signature.bind(*args, **kwargs).arguments
+        tensors = [one for name in dims if isinstance(one := value_at(arguments, name), torch.Tensor)]
+        before = [marks_of(one) for one in tensors]
+        mark(arguments, dims)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            for tensor, marks in zip(tensors, before, strict=True):
+                for name in marks_of(tensor):
+                    delattr(tensor, name)
+                vars(tensor).update(marks)
 
     return forward
+
+
+def marks_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Copies of what the compiler notes about a tensor's dimensions."""
+    noted = {name: value for name, value in vars(tensor).items() if name.startswith(("_dynamo_", "_has_dynamo_"))}
+    return {name: value.copy() if isinstance(value, set | dict) else value for name, value in noted.items()}
 
 
 def in_memory_format(inputs: dict[str, Any], memory_format: torch.memory_format, ndim: int) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.contract.installed_torch import torch_version
+from compile_sweep.harness.source_runtime import marked_forward
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
 from compile_sweep.schema.causes.remedies import remedy_of
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import session_results
-from compile_sweep.script.apply.marks import marked
 from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.session import Session
 from tests.scripts.conftest import Run
@@ -520,7 +520,7 @@ def test_a_mark_of_the_script_itself_stays() -> None:
     x = torch.randn(4, 3)
     torch._dynamo.mark_dynamic(x, 1)
     seen: list[set[int]] = []
-    marked(nn.Identity(), lambda x: seen.append({*vars(x)["_dynamo_dynamic_indices"]}), {"input": (0,)})(x)
+    marked_forward(nn.Identity(), lambda x: seen.append({*vars(x)["_dynamo_dynamic_indices"]}), {"input": (0,)})(x)
     assert seen == [{0, 1}]
     assert vars(x)["_dynamo_dynamic_indices"] == {1}
 

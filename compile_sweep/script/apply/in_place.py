@@ -27,6 +27,7 @@ from compile_sweep.harness.source_runtime import (
     checkpointed,
     graphed_step,
     is_of_torch,
+    marked_forward,
     nested,
     use_float8,
     with_own_code,
@@ -37,7 +38,6 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Optimi
 from compile_sweep.script.apply.captured import capture
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.huggingface import autocast_experts, without_cache
-from compile_sweep.script.apply.marks import marked
 from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
 from compile_sweep.script.job import ScriptError
@@ -154,7 +154,7 @@ def compiled_forward(
 ) -> Call:
     """Returns the module's forward, or this one, compiled; `dims` are the dimensions of its arguments that change."""
     compiled: Call = _compile(with_own_code(forward or module.forward), **compile_arguments(settings, changes=bool(dims)))
-    return marked(module, compiled, dims) if settings.dynamic is Dynamic.MARK and dims else compiled
+    return marked_forward(module, compiled, dims) if settings.dynamic is Dynamic.MARK and dims else compiled
 
 
 def apply_to_modules(
