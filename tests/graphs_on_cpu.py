@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compile_sweep.script.apply import captured
-from compile_sweep.script.apply.graph_recording import Recording
+from compile_sweep.script.apply.graph_recording import GraphRecorder, Recording, Run, recording
 
 
 class Replayed:
@@ -18,21 +18,19 @@ class Replayed:
         self.replay = replay
 
 
-class Recorder:
+class Recorder(GraphRecorder):
     """Stands for CUDA graphs on a CPU."""
 
     def __init__(self, module: nn.Module | None = None) -> None:
-        self.recorded = self.replayed = 0
+        self.recorded = self.replayed = self.recorded_forward = self.replayed_forward = 0
         self.module = module or nn.Module()
 
-    def __call__(
-        self, run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any
-    ) -> Recording:
+    def new_pool(self) -> Any:
+        return object()
+
+    def record(self, run: Run, uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
         self.recorded += 1
-        before = [one.clone() for one in self.module.buffers()]
-        outputs = [one.detach().clone() for one in run()]
-        for one, value in zip(self.module.buffers(), before, strict=True):
-            one.data.copy_(value)  # capturing computes nothing
+        outputs = self._results(run)
         memory = [torch.zeros_like(one) if used else None for one, used in zip(outputs, uses, strict=True)]
         gradients: list[Tensor | None] = [torch.full_like(one, torch.nan) for one in wanted]
         live: list[Tensor] = []
@@ -42,7 +40,7 @@ class Recorder:
             for gradient in gradients:
                 assert gradient is not None
                 gradient.fill_(torch.nan)  # a forward graph may use this memory
-            with torch.enable_grad(), captured._belonging_to_this_call():
+            with torch.enable_grad(), recording():
                 live[:] = run()
             for place, one in zip(outputs, live, strict=True):
                 place.copy_(one.detach())
@@ -64,11 +62,31 @@ class Recorder:
             gradients=gradients,
         )
 
+    def record_forward(self, run: Run, device: torch.device, pool: Any) -> tuple[Any, Sequence[Tensor]]:
+        self.recorded_forward += 1
+        outputs = self._results(run)
+
+        def forward() -> None:
+            self.replayed_forward += 1
+            with recording():
+                live = run()
+            for place, one in zip(outputs, live, strict=True):
+                place.copy_(one)
+
+        return Replayed(forward), outputs
+
+    def _results(self, run: Run) -> list[Tensor]:
+        """Returns memory for the results, and leaves buffers as they were: capturing computes nothing."""
+        before = [one.clone() for one in self.module.buffers()]
+        outputs = [one.detach().clone() for one in run()]
+        for one, value in zip(self.module.buffers(), before, strict=True):
+            one.data.copy_(value)
+        return outputs
+
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Records what settings capture."""
     made = Recorder()
-    monkeypatch.setattr(captured, "record_on_gpu", made)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(captured, "GraphRecorder", lambda: made)
     return made

@@ -23,7 +23,7 @@ from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.visible_text import spoken_number
-from compile_sweep.script.apply.captured import captured_in_parts, with_uncaptured
+from compile_sweep.script.apply.captured import captured_in_parts, left_eager, with_uncaptured
 from compile_sweep.script.apply.huggingface import float32_experts
 from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
@@ -307,7 +307,8 @@ def _findings(session: Session) -> Iterator[str]:
     if session.restarts:
         again = "" if session.restarts == 1 else f" {session.restarts} times"
         yield f"something still compiled after the warm-up, so timing began anew{again}"
-    yield from captured_in_parts(found.targets)
+    yield from captured_in_parts(found.trained_and_frozen)
+    yield from left_eager(found.frozen)
     yield from session.missed
     yield from leaving_out(found, session.settings, session.diagnostics.fallbacks)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compile_sweep.script.apply import captured
 from compile_sweep.script.apply.captured import CapturedModule
-from compile_sweep.script.apply.graph_recording import Recording, apart, record_on_gpu
+from compile_sweep.script.apply.graph_recording import Recording, apart
 from compile_sweep.script.job import ScriptError
 
 on_gpu = pytest.mark.gpu
@@ -162,7 +162,7 @@ def trained(step: Step, captures: bool, batches: Sequence[Tensor]) -> tuple[list
     torch.manual_seed(0)
     net, reasons = Net(), list[str]()
     recorder = Recorder(net)
-    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object) if captures else net
+    call = CapturedModule(net, net._call_impl, reasons.append, recorder=recorder) if captures else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = [float(step(call, net, optimizer, x).detach()) for x in batches]
     return losses, [one.clone() for one in net.state_dict().values()], recorder, reasons
@@ -178,15 +178,6 @@ def test_training_is_the_same(step: Step) -> None:
     torch.testing.assert_close(held, weights)
     assert not reasons
     assert recorder.replayed >= len(batches) - 4
-
-
-def test_evaluation_is_not_captured() -> None:
-    net, recorder = Net(), Recorder()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
-    with torch.no_grad():
-        for _ in range(3):
-            call(torch.ones(4, 6))
-    assert not recorder.recorded
 
 
 class Counts(Net):
@@ -305,7 +296,7 @@ def test_what_a_graph_would_leave_out_runs_eagerly(kind: type[Net], reason: str)
         torch.manual_seed(0)
         random.seed(0)
         net, reasons = kind(), list[str]()
-        call = CapturedModule(net, net._call_impl, reasons.append, record=Recorder(), new_pool=object) if captures else net
+        call = CapturedModule(net, net._call_impl, reasons.append, recorder=Recorder()) if captures else net
         for seed in range(5):
             call(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)))["logits"].square().mean().backward()
         gradients = [one.grad.to_dense() for one in net.parameters() if one.grad is not None]
@@ -318,17 +309,17 @@ def test_what_a_graph_would_leave_out_runs_eagerly(kind: type[Net], reason: str)
 def test_hooks_and_objects_as_arguments_run_eagerly() -> None:
     net, reasons = Net(), list[str]()
     net.one.register_forward_hook(lambda *_: None)
-    CapturedModule(net, net._call_impl, reasons.append, record=Recorder(), new_pool=object)(torch.ones(4, 6))
+    CapturedModule(net, net._call_impl, reasons.append, recorder=Recorder())(torch.ones(4, 6))
     assert reasons == ["it has hooks, which a CUDA graph would not call"]
     net, reasons = Net(), []
-    call = CapturedModule(net, lambda x, _: net(x), reasons.append, record=Recorder(), new_pool=object)
+    call = CapturedModule(net, lambda x, _: net(x), reasons.append, recorder=Recorder())
     call(torch.ones(4, 6), Result(torch.ones(1)))
     assert reasons == ["it is called with an object of class Result"]
 
 
 def test_weights_that_others_stand_in_for_are_not_replayed() -> None:
     net, reasons, recorder = Net(), list[str](), Recorder()
-    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, reasons.append, recorder=recorder)
     vars(net)["_compiled_call_impl"] = call
     x = torch.ones(4, 6)
     for _ in range(3):
@@ -352,7 +343,7 @@ class Frozen(dict[str, int]):
 def test_a_configuration_that_refuses_changes_is_left_alone() -> None:
     net, recorder = Net(), Recorder()
     net.settings = Frozen(layers=2)  # type: ignore[assignment]
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=recorder)
     for _ in range(3):
         call(torch.ones(4, 6))["logits"].sum().backward()
     assert recorder.replayed == 2
@@ -379,7 +370,7 @@ class Configured(Net):
 
 def test_numbers_that_a_forward_reads_elsewhere_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     net, recorder = Configured(), Recorder()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=recorder)
     x = torch.ones(4, 6)
     for _ in range(3):
         call(x)["logits"].sum().backward()
@@ -394,7 +385,7 @@ def test_numbers_that_a_forward_reads_elsewhere_are_noticed(monkeypatch: pytest.
 
 def test_ever_new_values_end_eagerly() -> None:
     net, reasons, recorder = Net(), list[str](), Recorder()
-    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, reasons.append, recorder=recorder)
     for number in range(captured.MOST_KINDS + 2):
         call(torch.ones(4, 6), scale=1.0 + number)["logits"].sum().backward()
     assert reasons == ["numbers that it is called with change from call to call"] * (captured.MOST_KINDS - 2)
@@ -402,11 +393,12 @@ def test_ever_new_values_end_eagerly() -> None:
 
 
 def test_what_cannot_be_captured_is_said_with_what_helps() -> None:
-    def fails(*_: Any) -> Recording:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    class Fails(Recorder):
+        def record(self, *_: Any) -> Recording:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     net = Net()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=fails, new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Fails())
     call(torch.ones(4, 6))["logits"].sum().backward()
     with pytest.raises(ScriptError, match=r"a call of Net cannot be captured .*\(operation not permitted.*\), as where it waits"):
         call(torch.ones(4, 6))
@@ -414,7 +406,7 @@ def test_what_cannot_be_captured_is_said_with_what_helps() -> None:
 
 def test_a_backward_pass_that_is_repeated_once_is_refused() -> None:
     net = Net()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=Recorder(), new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Recorder())
     for _ in range(3):
         loss = call(torch.ones(4, 6))["logits"].sum()
         loss.backward(retain_graph=True)
@@ -424,7 +416,7 @@ def test_a_backward_pass_that_is_repeated_once_is_refused() -> None:
 
 def test_a_backward_pass_that_is_repeated_after_another_call_is_refused() -> None:
     net = Net()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=Recorder(), new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Recorder())
     for _ in range(2):
         loss = call(torch.ones(4, 6))["logits"].sum()
         loss.backward(retain_graph=True)
@@ -436,7 +428,7 @@ def test_a_backward_pass_that_is_repeated_after_another_call_is_refused() -> Non
 
 def test_a_penalty_on_gradients_in_some_steps_is_refused() -> None:
     net = Net()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=Recorder(), new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Recorder())
     x = torch.ones(4, 6, requires_grad=True)
     for _ in range(2):
         call(x)["logits"].sum().backward()
@@ -448,7 +440,7 @@ def test_an_lstm_can_be_captured() -> None:
     """Setting its weights, as capturing does, makes a list of them anew."""
     torch.manual_seed(0)
     net, recorder, reasons = nn.LSTM(4, 3, 2), Recorder(), list[str]()
-    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, reasons.append, recorder=recorder)
     states = (torch.zeros(2, 5, 3), torch.zeros(2, 5, 3))
     for seed in range(4):
         x = torch.randn(7, 5, 4, generator=torch.Generator().manual_seed(seed))
@@ -469,7 +461,7 @@ def test_an_lstm_can_be_captured() -> None:
 def test_recurrent_layers_with_dropout_are_captured_for_one_kind_of_call() -> None:
     """An eager call of another shape may begin cuDNN's dropout anew, whose memory the graphs use."""
     net, recorder, reasons = nn.GRU(4, 3, 2, dropout=0.1).eval(), Recorder(), list[str]()
-    call = CapturedModule(net, net._call_impl, reasons.append, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, reasons.append, recorder=recorder)
     for length in (5, 5, 5, 6, 5, 6):
         call(torch.ones(length, 2, 4))[0].sum().backward()
     assert recorder.replayed == 2
@@ -479,13 +471,13 @@ def test_recurrent_layers_with_dropout_are_captured_for_one_kind_of_call() -> No
 def test_results_that_get_no_gradient_cost_none() -> None:
     """A model's logits beside its loss: their gradient would be zeros, as large as they are."""
     net, seen = Net(), list[list[int]]()
-    recorder = Recorder()
 
-    def record(run: Any, uses: Sequence[int], wanted: Any, pool: Any) -> Recording:
-        seen.append(list(uses))
-        return recorder(run, uses, wanted, pool)
+    class Notes(Recorder):
+        def record(self, run: Any, uses: Sequence[int], wanted: Any, pool: Any) -> Recording:
+            seen.append(list(uses))
+            return super().record(run, uses, wanted, pool)
 
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=record, new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Notes())
     for _ in range(3):
         call(torch.ones(4, 6))["logits"].sum().backward()
     assert seen == [[1, 0]]
@@ -510,7 +502,7 @@ def test_an_lstm_is_captured_on_a_gpu(dropout: float) -> None:
     for captures in (False, True):
         torch.manual_seed(0)
         net, reasons = nn.LSTM(64, 64, 3, dropout=dropout).cuda(), list[str]()
-        call = CapturedModule(net, net._call_impl, reasons.append, record=record_on_gpu) if captures else net
+        call = CapturedModule(net, net._call_impl, reasons.append) if captures else net
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         hidden = (torch.zeros(3, 5, 64, device="cuda"), torch.zeros(3, 5, 64, device="cuda"))
         losses = []
@@ -539,7 +531,7 @@ def test_training_is_the_same_on_a_gpu(step: Step, casts: bool) -> None:
         torch.manual_seed(0)
         net, reasons = Net().cuda(), list[str]()
         net.two = nn.Sequential(nn.Dropout(0.3), net.two)  # type: ignore[assignment]
-        call = CapturedModule(net, net._call_impl, reasons.append, record=record_on_gpu) if captures else net
+        call = CapturedModule(net, net._call_impl, reasons.append) if captures else net
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
         torch.cuda.manual_seed(5)
         losses = []

@@ -7,7 +7,7 @@ import pytest
 from graphs_on_cpu import Recorder
 from samples import REPOSITORY
 
-from compile_sweep.script.apply import captured
+from compile_sweep.script.apply import module_call
 from tests.scripts.conftest import Run
 
 pytestmark = [
@@ -65,7 +65,7 @@ def test_a_benchmark_trains_the_same(
     script: str, run: Run, folder: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, names = SCRIPTS[script]
-    monkeypatch.setattr(captured, "_generator_states", lambda device: 0)  # dropout draws on the CPU, and replays draw again
+    monkeypatch.setattr(module_call, "_generator_states", lambda device: 0)  # dropout draws on the CPU, and replays draw again
     shutil.copy(REPOSITORY / "benchmarks" / "by_hand" / script, folder)
     losses = []
     for settings in ("scope=eager,as_written=on", "scope=eager,cudagraphs=on"):

@@ -129,7 +129,7 @@ def test_parts_of_a_module_that_is_called_in_many_ways_are_captured_unless_shape
             return self.last(self.encoder(x)) * weight
 
     net, parts, reasons = Scheduled(), list[str](), list[str]()
-    call = CapturedModule(net, net._call_impl, reasons.append, captured=parts.append, record=Recorder(), new_pool=object)
+    call = CapturedModule(net, net._call_impl, reasons.append, captured=parts.append, recorder=Recorder())
     for number in range(captured.MOST_KINDS + 3):
         call(torch.ones(2 + number * shapes_change, 6), 1.0 + number).sum().backward()
     if shapes_change:

@@ -5,9 +5,8 @@ import torch
 from graphs_on_cpu import Recorder
 from torch import Tensor, nn
 
-from compile_sweep.script.apply import captured
+from compile_sweep.script.apply import module_call
 from compile_sweep.script.apply.captured import CapturedModule
-from compile_sweep.script.apply.graph_recording import record_on_gpu
 
 
 class Policy(nn.Module):
@@ -32,9 +31,9 @@ def test_distributions_are_not_validated_in_a_captured_call(monkeypatch: pytest.
 
     monkeypatch.setattr(torch, "_is_all_true", noting)
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # libraries may turn it off
-    monkeypatch.setattr(captured, "_generator_states", lambda device: 0)  # on a CPU, the policy draws there
+    monkeypatch.setattr(module_call, "_generator_states", lambda device: 0)  # on a CPU, the policy draws there
     net, recorder = Policy(), Recorder()
-    call = CapturedModule(net, net._call_impl, lambda reason: None, record=recorder, new_pool=object)
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=recorder)
     call(torch.ones(4, 6))[1].sum().backward()
     assert validated
     number = len(validated)
@@ -51,7 +50,7 @@ def test_a_policy_is_captured_on_a_gpu() -> None:
     for captures in (False, True):
         torch.manual_seed(0)
         net, reasons = Policy().cuda(), list[str]()
-        call = CapturedModule(net, net._call_impl, reasons.append, record=record_on_gpu) if captures else net
+        call = CapturedModule(net, net._call_impl, reasons.append) if captures else net
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         losses = []
         for seed in range(6):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,29 +21,33 @@ from torch.utils import _pytree as pytree
 
 from compile_sweep.contract.inspect_model import num_layers
 from compile_sweep.contract.installed_torch import private
-from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.diagnostics.capture import Diagnostics
-from compile_sweep.harness.numerics.python_state import PythonState
-from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.schema.causes.errors import CACHE
 from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES
+from compile_sweep.script.apply.forward_graphs import ForwardGraphs
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.graph_recording import (
-    Record,
+    GraphRecorder,
     Recording,
     distributions_not_validated,
     forward_and_backward,
+    is_recording,
     on_side_stream,
-    record_on_gpu,
+    recording,
 )
-from compile_sweep.script.apply.module_state import CONSTANTS, numbers_read_by, state_of
+from compile_sweep.script.apply.module_call import (
+    MOST_KINDS,
+    TENSOR,
+    Kind,
+    ModuleCall,
+    changed_numbers,
+    unsuitable,
+    why_a_trial_run_failed,
+)
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
 
 Call = Callable[..., Any]
-
-MOST_KINDS = 64
-"""Kinds of calls that are kept apart: with more, the arguments change from call to call."""
 
 MOST_PENDING = 4
 """Calls of one module that may wait for their backward pass at the same time, each in memory of its own."""
@@ -62,18 +66,6 @@ class _Waiting:
 
     def __init__(self, num_backward: int) -> None:
         self.num_left = num_backward
-
-
-class _Kind(NamedTuple):
-    """What a captured call depends on: all but the values of the tensors that it is given and of what the module holds."""
-
-    structure: pytree.TreeSpec
-    arguments: list[tuple[Any, ...]]
-    autocast: tuple[bool, torch.dtype]
-    numbers: list[list[Any]]
-    """Those that the forward may read."""
-    memory: list[tuple[int, bool]]
-    """Where weights and buffers are, and which are trained."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,13 +174,10 @@ def _accumulates(ctx: Any) -> bool:
         return False
 
 
-_capturing = False
-"""Whether a call is being captured, of which the calls of parts, which other modules may share, belong to it."""
-
-
 class CapturedModule:
-    """A module whose calls with gradients are captured at their second time, and replayed from then on.
+    """A module whose calls are captured at their second time, and replayed from then on.
 
+    Calls without gradients, as in a rollout or an evaluation, have graphs of their own, or run eagerly.
     Once a call cannot be captured and none was before, the module runs eagerly, and its parts are captured instead.
 
     Args:
@@ -197,8 +186,7 @@ class CapturedModule:
         skipped: Called with the reason of each call that runs eagerly because it cannot be captured.
         captured: Called with the name of each part that is captured in place of the module.
         name: Name of the module, if it is such a part.
-        record: Captures a call.
-        new_pool: Returns a pool of memory for graphs.
+        recorder: Captures calls.
     """
 
     def __init__(
@@ -209,53 +197,46 @@ class CapturedModule:
         *,
         captured: Callable[[str], None] = lambda name: None,
         name: str = "",
-        record: Record | None = None,
-        new_pool: Callable[[], Any] | None = None,
+        recorder: GraphRecorder | None = None,
     ) -> None:
-        self._module, self._inner, self._skipped, self._captured, self._name = module, inner, skipped, captured, name
-        self._record = record or record_on_gpu
-        self._new_pool = new_pool or torch.cuda.graph_pool_handle
-        self._parts = list(module.modules())
-        self._parameters = list(module.parameters())
-        self._known = set(self._parameters)
-        self._watched = numbers_read_by(self._parts)
-        self._kinds: list[_Kind] = []
+        self._call, self._skipped, self._captured, self._name = ModuleCall(module, inner), skipped, captured, name
+        self._recorder = recorder or GraphRecorder()
+        self._without_gradients = ForwardGraphs(self._call, self._recorder)
+        self._kinds: list[Kind] = []
         """Kinds of calls so far."""
         self._uses: list[list[int]] = []
-        """For each kind, how often each result of its first call got a gradient from the script."""
+        """For each kind, how often each result of its first call got a gradient from the script; empty if none could."""
         self._num_changed = 0
         self._slots: list[_Slot] = []
         self._refused = ""
-        self._has_cudnn_dropout = any(isinstance(one, nn.RNNBase) and one.dropout > 0 < one.num_layers - 1 for one in self._parts)
-        if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in self._parts):
-            self._refuse("it has hooks, which a CUDA graph would not call")
-        elif any(type(one) is not nn.Parameter for one in self._parameters):
-            self._refuse("its weights are not plain parameters")
+        if refused := self._call.why_never():
+            self._refuse(refused)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or _capturing:
-            return self._inner(*args, **kwargs)
+        call = self._call
+        if torch.compiler.is_compiling() or is_recording():
+            return call.inner(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._without_gradients(args, kwargs)
         if refused := self._refused or (RECOMPUTED if _is_recomputed() else ""):
             return self._eagerly(refused, args, kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        refused = _unsuitable(leaves, "is called with", self._parameters[0].device)
-        held = [one for part in self._parts for one in part._parameters.values() if one is not None]
-        if not refused and not self._known.issuperset(held):
-            refused = "other tensors stand in for its weights, as in torch.func.functional_call"
-        if refused:
+        if refused := call.why_not(leaves):
             return self._eagerly(self._refuse(refused), args, kwargs)
-        kind = self._kind(leaves, structure)
+        kind = call.kind(leaves, structure)
         number = next((number for number, one in enumerate(self._kinds) if one == kind), None)
         if number is None:
             return self._first(kind, args, kwargs)
         self._num_changed = 0
+        if not self._uses[number]:
+            return self._without_gradients(args, kwargs)
         if not any(self._uses[number]):
-            return self._inner(*args, **kwargs)
+            return call.inner(*args, **kwargs)
         slot = next((one for one in self._slots if one.is_free), None)
         if slot is None:
             if len(self._slots) == MOST_PENDING:
                 return self._eagerly(f"more than {MOST_PENDING} of its calls wait for their backward pass", args, kwargs)
-            self._slots.append(slot := _Slot(self._new_pool()))
+            self._slots.append(slot := _Slot(self._recorder.new_pool()))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         graph = slot.graphs.get(number)
         if graph is None:
@@ -267,32 +248,32 @@ class CapturedModule:
             graph = slot.graphs[number] = made
             self._captured(self._name)
             slot.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
-        copy_gradients(one for one in self._parameters if one.grad is not None and one.grad.data_ptr() in slot.gradients)
+        copy_gradients(one for one in call.parameters if one.grad is not None and one.grad.data_ptr() in slot.gradients)
         waiting = _Waiting(graph.num_backward)
         outputs = iter(_Replay.apply(graph, waiting, *tensors, *graph.parameters))  # type: ignore[no-untyped-call, unused-ignore]
-        results = [next(outputs) if one is _TENSOR else one for one in graph.constants]
+        results = [next(outputs) if one is TENSOR else one for one in graph.constants]
         return pytree.tree_unflatten(results, graph.structure)
 
-    def _first(self, kind: _Kind, args: Any, kwargs: Any) -> Any:
+    def _first(self, kind: Kind, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and notes which of its results get a gradient: a model's logits need none beside its loss."""
-        if self._has_cudnn_dropout and any(slot.graphs for slot in self._slots):
+        if self._call.has_cudnn_dropout and any(slot.graphs for slot in self._slots):
             # An eager call may begin cuDNN's dropout anew, in other memory than the graphs use.
             self._slots.clear()
             return self._eagerly(self._refuse("it has recurrent layers with dropout, and its calls differ"), args, kwargs)
         if len(self._kinds) == MOST_KINDS:  # its parts are called in as many
             self._refused = f"it is called in more than {MOST_KINDS} ways, by shapes or values"
             return self._eagerly(self._refused, args, kwargs)
-        what = _changed(self._kinds[-1], kind) if self._kinds else ""
+        what = changed_numbers(self._kinds[-1], kind) if self._kinds else ""
         self._num_changed = self._num_changed + 1 if what else 0
         if self._num_changed == MOST_CHANGES:
             return self._eagerly(self._refuse(f"{what} from call to call"), args, kwargs)
-        before = self._buffers()
-        results, structure = pytree.tree_flatten(self._inner(*args, **kwargs))
-        if moved := [place for place, one in self._buffers().items() if before.get(place) is not one]:
+        before = self._call.buffers()
+        results, structure = pytree.tree_flatten(self._call.inner(*args, **kwargs))
+        if moved := [place for place, one in self._call.buffers().items() if before.get(place) is not one]:
             part, name = moved[0]
             self._refuse(f"its forward sets {type(part).__name__}.{name}, which a CUDA graph would not")
         places = [place for place, one in enumerate(results) if isinstance(one, Tensor)]
-        uses = [0] * len(places)
+        uses = [0] * len(places) if any(results[place].requires_grad for place in places) else []
         self._kinds.append(kind)
         self._uses.append(uses)
         for number, place in enumerate(places):
@@ -305,35 +286,24 @@ class CapturedModule:
         """Captures the module's parts from now on, unless calls of the whole were captured before; returns the reason."""
         if not self._refused and not any(slot.graphs for slot in self._slots):
             self._refused = reason
-            for name, part in _parts_of_several_layers(self._module, self._name):
+            for name, part in _parts_of_several_layers(self._call.module, self._name):
                 wrap_call(part, partial(self._as_part, part, name))
         return reason
 
     def _as_part(self, part: nn.Module, name: str, inner: Call) -> Call:
-        call = CapturedModule(
-            part, inner, lambda reason: None, captured=self._captured, name=name, record=self._record, new_pool=self._new_pool
-        )
+        call = CapturedModule(part, inner, lambda reason: None, captured=self._captured, name=name, recorder=self._recorder)
         return copied_out(call, applies=torch.is_grad_enabled)  # the module may keep what a part returns
 
     def _eagerly(self, reason: str, args: Any, kwargs: Any) -> Any:
         self._skipped(reason)
-        return self._inner(*args, **kwargs)
-
-    def _kind(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> _Kind:
-        device = self._parameters[0].device.type
-        return _Kind(
-            structure=structure,
-            arguments=[_described(leaf) for leaf in leaves],
-            autocast=(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
-            numbers=[[place.get(name) for name in names] for place, names in self._watched],
-            memory=[(one.data_ptr(), one.requires_grad) for one in (*self._parameters, *self._buffers().values())],
-        )
+        return self._call.inner(*args, **kwargs)
 
     def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot) -> _Graph | str:
         """Captures a call; returns why if it cannot be."""
+        call = self._call
         inputs = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor)]
-        parameters = [one for one in self._parameters if one.requires_grad]
-        stand_ins = {one: _stand_in(one) for one in self._parameters}
+        parameters = [one for one in call.parameters if one.requires_grad]
+        stand_ins = {one: _stand_in(one) for one in call.parameters}
         results: list[Any] = []
         structures: list[pytree.TreeSpec] = []
 
@@ -341,33 +311,31 @@ class CapturedModule:
             nonlocal results
             copies = iter(inputs)
             args, kwargs = pytree.tree_unflatten([next(copies) if isinstance(one, Tensor) else one for one in leaves], structure)
-            with _replaced(self._parts, stand_ins):
-                results, outer = pytree.tree_flatten(self._inner(*args, **kwargs))
+            with _replaced(call.parts, stand_ins):
+                results, outer = pytree.tree_flatten(call.inner(*args, **kwargs))
             structures.append(outer)
             return [one for one in results if isinstance(one, Tensor)]
 
-        device = self._parameters[0].device
         before = [one._version for one in inputs]
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
-        with self._put_back(device) as changed, _belonging_to_this_call(), distributions_not_validated():
+        with call.put_back() as changed, recording(), distributions_not_validated():
             try:
-                have_gradients, reason = on_side_stream(device, lambda: forward_and_backward(run, uses, wanted, parameters))
+                have_gradients, reason = on_side_stream(call.device, lambda: forward_and_backward(run, uses, wanted, parameters))
             except Exception as error:
-                first = str(error).strip().partition("\n")[0]
-                return WAITS if _WAITED in first else f"a trial run of a call raised {type(error).__name__}: {first}"
-            reason = changed() or _unsuitable(results, "returns", device) or reason
+                return why_a_trial_run_failed(error)
+            reason = changed() or unsuitable(results, "returns", call.device) or reason
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
                 reason = reason or "it moves its weights"
             if before != [one._version for one in inputs]:
                 reason = reason or "it changes its arguments in place"
             if reason:
                 return reason
-            recording = self._recorded(run, uses, wanted, slot.pool)
-        constants = [_TENSOR if isinstance(one, Tensor) else one for one in results]
+            made = self._recorded(run, uses, wanted, slot.pool)
+        constants = [TENSOR if isinstance(one, Tensor) else one for one in results]
         return _Graph(
             inputs=inputs,
             parameters=parameters,
-            recording=recording,
+            recording=made,
             have_gradients=have_gradients,
             constants=constants,
             structure=structures[-1],
@@ -380,60 +348,17 @@ class CapturedModule:
     ) -> Recording:
         torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it
         try:
-            return self._record(run, uses, wanted, pool)
+            return self._recorder.record(run, uses, wanted, pool)
         except Exception as error:
             first = str(_root(error)).strip().partition("\n")[0]
+            name = type(self._call.module).__name__
             raise ScriptError(
-                f"{SETTING}: a call of {type(self._module).__name__} cannot be captured as a CUDA graph ({first}), as where it "
-                "waits for the GPU, by .item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: "
-                "scope=full,mode=reduce-overhead"
+                f"{SETTING}: a call of {name} cannot be captured as a CUDA graph ({first}), as where it waits for the GPU, by "
+                ".item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: scope=full,mode=reduce-overhead"
             ) from error
         finally:
             torch.clear_autocast_cache()
 
-    @contextmanager
-    def _put_back(self, device: torch.device) -> Iterator[Callable[[], str]]:
-        """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
-        before, state, buffers = state_of(self._parts), PythonState(self._module), self._buffers()
-        copies = [(one, one.detach().clone()) for one in {id(one): one for one in self._tensors()}.values()]
-        with random_numbers_put_back(device):  # after the capture, too: cuDNN begins its dropout anew where they were set
-            drawn = _generator_states(_CPU)
-
-            def changed() -> str:
-                if drawn != _generator_states(_CPU):
-                    return "it draws random numbers on the CPU"
-                after = state_of(self._parts)
-                names = {name for (_, name), _ in after.items() ^ before.items()}
-                first = min(names, key=lambda name: ("._" in name, name), default="")
-                return f"its forward sets {first}, which a CUDA graph would not" if first else ""
-
-            try:
-                yield changed
-            finally:
-                for one, copied in copies:
-                    one.data.copy_(copied)  # a backward pass that is yet to come may have kept it
-                for (part, name), buffer in buffers.items():
-                    part._buffers[name] = buffer
-                state.put_back()
-
-    def _buffers(self) -> dict[tuple[nn.Module, str], Tensor]:
-        return {(part, name): one for part in self._parts for name, one in part._buffers.items() if one is not None}
-
-    def _tensors(self) -> Iterator[Tensor]:
-        for part in self._parts:
-            held = (*part._buffers.values(), *vars(part).values())
-            yield from (one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter))
-
-
-_CPU = torch.device("cpu")
-
-_TENSOR = object()
-"""Stands for a tensor among a call's results."""
-
-WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
-
-_WAITED = "called a synchronizing CUDA operation"
-"""What torch says in a trial run where a call waits for the GPU."""
 
 RECOMPUTED = "its activations are recomputed in the backward pass, or kept elsewhere until then"
 
@@ -446,17 +371,6 @@ def _is_recomputed() -> bool:
     return bool(_SAVED_HOOKS and _SAVED_HOOKS(True)) or bool(_TASK and _TASK() != -1)
 
 
-@contextmanager
-def _belonging_to_this_call() -> Iterator[None]:
-    """Has no part's call captured by itself in the block."""
-    global _capturing
-    _capturing = True
-    try:
-        yield
-    finally:
-        _capturing = False
-
-
 def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Yields the outermost modules inside that train and are worth a CUDA graph, with their names."""
     for inner, part in module.named_children():
@@ -467,33 +381,6 @@ def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str
             num_layers(part) >= LEAST_LAYERS or isinstance(part, nn.RNNBase)
         ):
             yield path, part
-
-
-def _described(leaf: Any) -> tuple[Any, ...]:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
-    return type(leaf), leaf
-
-
-def _changed(kind: _Kind, other: _Kind) -> str:
-    """Says what differs in two kinds of calls besides tensors among the arguments; empty if those differ."""
-    tensors, others = ([one for one in each.arguments if len(one) > 2] for each in (kind, other))  # as `_described`
-    if (kind.structure, tensors, kind.autocast) != (other.structure, others, other.autocast):
-        return ""
-    if kind.arguments != other.arguments:
-        return "numbers that it is called with change"
-    return "numbers that its forward reads change" if kind.numbers != other.numbers else "its weights are in other memory"
-
-
-def _unsuitable(leaves: Sequence[Any], verb: str, device: torch.device) -> str:
-    """Says which argument or result a graph cannot hold; empty if it can hold all."""
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            if leaf.device != device or leaf.layout is not torch.strided or type(leaf) not in (Tensor, nn.Parameter):
-                return f"it {verb} a tensor that is not a plain one on the GPU of its weights"
-        elif not isinstance(leaf, CONSTANTS):
-            return f"it {verb} an object of class {type(leaf).__name__}"
-    return ""
 
 
 def _noting(uses: list[int], number: int) -> Callable[[Tensor], None]:
@@ -571,6 +458,11 @@ def with_uncaptured(found: Diagnostics, targets: Iterable[Target]) -> Diagnostic
         cudagraph_skips=found.cudagraph_skips + sum(sum(one.values()) for one in counts),
         cudagraph_skip_reasons=[*found.cudagraph_skip_reasons, *chain.from_iterable(counts)],
     )
+
+
+def left_eager(frozen: Iterable[Target]) -> Iterator[str]:
+    """Says which networks that are not trained run eagerly where their inputs' gradients are wanted, and why."""
+    yield from (next(iter(target.uncaptured)) for target in frozen if target.uncaptured and not target.captured)
 
 
 def captured_in_parts(targets: Iterable[Target]) -> Iterator[str]:

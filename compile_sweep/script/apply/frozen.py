@@ -8,6 +8,7 @@ import torch
 
 from compile_sweep.contract.inspect_model import preferred_memory_format
 from compile_sweep.schema.settings import CompileSettings, Scope
+from compile_sweep.script.apply.captured import capture
 from compile_sweep.script.apply.graph_memory import before_graphs, copied_out, wrap_call
 from compile_sweep.script.apply.huggingface import without_cache
 from compile_sweep.script.apply.in_place import OwnCompile, apply_to_modules, calling, compiled_forward
@@ -29,7 +30,7 @@ def apply_to_discovered(settings: CompileSettings, found: Discovery, own_compile
 
 
 def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
-    """Reorders, compiles and pads networks that are not trained, as the settings do with those that are.
+    """Reorders, compiles or captures, and pads networks that are not trained, as the settings do with those that are.
 
     They are compiled in evaluations, too, because they can't be told apart. With scope=regional only repeated blocks are.
     """
@@ -39,6 +40,8 @@ def apply_to_frozen(settings: CompileSettings, found: Discovery) -> None:
             cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
         if settings.scope is not Scope.EAGER and not target.is_left_out:
             _compile(settings, target, found)
+        elif settings.claims_cudagraphs and not target.is_left_out:
+            capture([target])
         if settings.use_cache is False:
             wrap_call(module, partial(without_cache, module, applies=lambda: True))
         if settings.pad_to_multiple_of is not None and why_not_padded(target) is None:

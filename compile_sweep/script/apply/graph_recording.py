@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+Run = Callable[[], Sequence[Tensor]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
@@ -27,14 +29,8 @@ class Recording:
     """One for each tensor whose gradient was asked for; None for one that the outputs do not depend on."""
 
 
-Record = Callable[[Callable[[], Sequence[Tensor]], Sequence[int], Sequence[Tensor], Any], Recording]
-"""Captures, in a pool of memory, a function that returns tensors, and its gradients: how often each result gets one, and with
-regard to which tensors.
-"""
-
-
 def forward_and_backward(
-    run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
+    run: Run, uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
 ) -> tuple[list[bool], str]:
     """Runs a call and its backward pass.
 
@@ -95,6 +91,25 @@ def _waiting_is_an_error() -> Iterator[None]:
         set_mode(before)
 
 
+_is_recording = False
+
+
+def is_recording() -> bool:
+    """Tells whether a call is being captured, of which the calls of parts, which other modules may share, belong to it."""
+    return _is_recording
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Has no part's call captured by itself in the block."""
+    global _is_recording
+    _is_recording = True
+    try:
+        yield
+    finally:
+        _is_recording = False
+
+
 @contextmanager
 def distributions_not_validated() -> Iterator[None]:
     """Has `torch.distributions` not validate its arguments in the block, for which it waits for the GPU.
@@ -109,28 +124,49 @@ def distributions_not_validated() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-def record_on_gpu(run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
-    """Captures a function and its gradients as two CUDA graphs; it must have run before on the same stream."""
-    stream = _side_stream(wanted[0].device)
-    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        outputs = run()
-    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
-    given = [torch.zeros_like(one) for one in used]
-    with (
-        torch.cuda.graph(backward, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        torch.autocast("cuda", enabled=False),
-    ):
-        found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
-        gradients = apart(found, given)
-    rest = iter(given)
-    return Recording(
-        forward=forward,
-        backward=backward,
-        outputs=[one.detach() for one in outputs],  # without the autograd graph
-        output_gradients=[next(rest) if is_used else None for is_used in uses],
-        gradients=gradients,
-    )
+class GraphRecorder:
+    """Captures CUDA graphs of functions that ran before on the same stream."""
+
+    def new_pool(self) -> Any:
+        """Returns a pool of memory for graphs."""
+        return torch.cuda.graph_pool_handle()
+
+    def record(self, run: Run, uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
+        """Captures a function and its gradients.
+
+        Args:
+            run: The function.
+            uses: How often each result gets a gradient.
+            wanted: Tensors whose gradients are computed.
+            pool: Memory for both graphs.
+        """
+        stream = _side_stream(wanted[0].device)
+        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            outputs = run()
+        used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
+        given = [torch.zeros_like(one) for one in used]
+        with (
+            torch.cuda.graph(backward, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            torch.autocast("cuda", enabled=False),
+        ):
+            found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
+            gradients = apart(found, given)
+        rest = iter(given)
+        return Recording(
+            forward=forward,
+            backward=backward,
+            outputs=[one.detach() for one in outputs],  # without the autograd graph
+            output_gradients=[next(rest) if is_used else None for is_used in uses],
+            gradients=gradients,
+        )
+
+    def record_forward(self, run: Run, device: torch.device, pool: Any) -> tuple[Any, Sequence[Tensor]]:
+        """Captures a function alone; returns its graph and the memory of its results."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=_side_stream(device), capture_error_mode="thread_local"):
+            outputs = run()
+        return graph, outputs
 
 
 def apart(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor | None]:

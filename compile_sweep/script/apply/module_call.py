@@ -1,0 +1,159 @@
+"""What a call of a module depends on, and how its traces are undone: what a CUDA graph of the call must know."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from compile_sweep.contract.seeding import random_numbers_put_back
+from compile_sweep.harness.numerics.python_state import PythonState
+from compile_sweep.harness.numerics.trajectory import _generator_states
+from compile_sweep.script.apply.module_state import CONSTANTS, numbers_read_by, state_of
+
+Call = Callable[..., Any]
+
+MOST_KINDS = 64
+"""Kinds of calls that are kept apart: with more, the arguments change from call to call."""
+
+TENSOR = object()
+"""Stands for a tensor among a call's results."""
+
+WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
+
+_WAITED = "called a synchronizing CUDA operation"
+"""What torch says in a trial run where a call waits for the GPU."""
+
+_CPU = torch.device("cpu")
+
+
+class Kind(NamedTuple):
+    """What a captured call depends on: all but the values of the tensors that it is given and of what the module holds."""
+
+    structure: pytree.TreeSpec
+    arguments: list[tuple[Any, ...]]
+    autocast: tuple[bool, torch.dtype]
+    is_inference: bool
+    """Whether it is called in `torch.inference_mode`."""
+    numbers: list[list[Any]]
+    """Those that the forward may read."""
+    memory: list[tuple[int, bool]]
+    """Where weights and buffers are, and which are trained."""
+
+
+class ModuleCall:
+    """A module's call, with what it reads and may change.
+
+    Args:
+        module: The module; it has parameters.
+        inner: Its call.
+    """
+
+    def __init__(self, module: nn.Module, inner: Call) -> None:
+        self.module, self.inner = module, inner
+        self.parts = list(module.modules())
+        self.parameters = list(module.parameters())
+        self._known = set(self.parameters)
+        self._watched = numbers_read_by(self.parts)
+        self.has_cudnn_dropout = any(isinstance(one, nn.RNNBase) and one.dropout > 0 < one.num_layers - 1 for one in self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.parameters[0].device
+
+    def why_never(self) -> str:
+        """Says why no call can be captured; empty if some may be."""
+        if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in self.parts):
+            return "it has hooks, which a CUDA graph would not call"
+        return "" if all(type(one) is nn.Parameter for one in self.parameters) else "its weights are not plain parameters"
+
+    def why_not(self, leaves: Sequence[Any]) -> str:
+        """Says why a call with these arguments cannot be captured; empty if it may be."""
+        if refused := unsuitable(leaves, "is called with", self.device):
+            return refused
+        held = [one for part in self.parts for one in part._parameters.values() if one is not None]
+        if not self._known.issuperset(held):
+            return "other tensors stand in for its weights, as in torch.func.functional_call"
+        return ""
+
+    def kind(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> Kind:
+        """Returns what a call with these arguments depends on."""
+        device = self.device.type
+        return Kind(
+            structure=structure,
+            arguments=[_described(leaf) for leaf in leaves],
+            autocast=(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+            is_inference=torch.is_inference_mode_enabled(),
+            numbers=[[place.get(name) for name in names] for place, names in self._watched],
+            memory=[(one.data_ptr(), one.requires_grad) for one in (*self.parameters, *self.buffers().values())],
+        )
+
+    def buffers(self) -> dict[tuple[nn.Module, str], Tensor]:
+        """Returns the buffers of its parts, by part and name."""
+        return {(part, name): one for part in self.parts for name, one in part._buffers.items() if one is not None}
+
+    @contextmanager
+    def put_back(self) -> Iterator[Callable[[], str]]:
+        """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
+        before, state, buffers = state_of(self.parts), PythonState(self.module), self.buffers()
+        copies = [(one, one.detach().clone()) for one in {id(one): one for one in self._tensors()}.values()]
+        with random_numbers_put_back(self.device):  # after the capture, too: cuDNN begins its dropout anew where they were set
+            drawn = _generator_states(_CPU)
+
+            def changed() -> str:
+                if drawn != _generator_states(_CPU):
+                    return "it draws random numbers on the CPU"
+                after = state_of(self.parts)
+                names = {name for (_, name), _ in after.items() ^ before.items()}
+                first = min(names, key=lambda name: ("._" in name, name), default="")
+                return f"its forward sets {first}, which a CUDA graph would not" if first else ""
+
+            try:
+                yield changed
+            finally:
+                for one, copied in copies:
+                    one.data.copy_(copied)  # a backward pass that is yet to come may have kept it
+                for (part, name), buffer in buffers.items():
+                    part._buffers[name] = buffer
+                state.put_back()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for part in self.parts:
+            held = (*part._buffers.values(), *vars(part).values())
+            yield from (one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter))
+
+
+def why_a_trial_run_failed(error: Exception) -> str:
+    """Says why a call cannot be captured whose trial run raised an error."""
+    first = str(error).strip().partition("\n")[0]
+    return WAITS if _WAITED in first else f"a trial run of a call raised {type(error).__name__}: {first}"
+
+
+def changed_numbers(kind: Kind, other: Kind) -> str:
+    """Says what differs in two kinds of calls besides tensors among the arguments; empty if those differ."""
+    tensors, others = ([one for one in each.arguments if len(one) > 2] for each in (kind, other))  # as `_described`
+    if (kind.structure, tensors, kind.autocast) != (other.structure, others, other.autocast):
+        return ""
+    if kind.arguments != other.arguments:
+        return "numbers that it is called with change"
+    return "numbers that its forward reads change" if kind.numbers != other.numbers else "its weights are in other memory"
+
+
+def unsuitable(leaves: Sequence[Any], verb: str, device: torch.device) -> str:
+    """Says which argument or result a graph cannot hold; empty if it can hold all."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if leaf.device != device or leaf.layout is not torch.strided or type(leaf) not in (Tensor, nn.Parameter):
+                return f"it {verb} a tensor that is not a plain one on the GPU of its weights"
+        elif not isinstance(leaf, CONSTANTS):
+            return f"it {verb} an object of class {type(leaf).__name__}"
+    return ""
+
+
+def _described(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
+    return type(leaf), leaf
