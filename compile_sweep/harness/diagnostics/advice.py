@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from compile_sweep.schema.causes.breaks import Cause, advice_on_break, advice_on_fallback, cause_of_break
+from compile_sweep.schema.causes.breaks import advice_on_break, advice_on_fallback, cause_of_break
+from compile_sweep.schema.causes.cause import Cause
 from compile_sweep.schema.causes.errors import REAL_PAIRS, advice_on_cudagraph_skip
 from compile_sweep.schema.causes.guards import (
     FIXED_LENGTH,

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from compile_sweep.contract.seeding import own_random_numbers
 from compile_sweep.harness.distributed import num_workers
+from compile_sweep.harness.numerics.compiling_branches import compiling_branches
 from compile_sweep.harness.numerics.finite_differences import PRECISIONS, Differentiated, FiniteDifferences, untrained_tensors
 from compile_sweep.harness.numerics.gradient_check import GradientCheck
 
@@ -34,9 +35,9 @@ _SEED = 0x5EED
 def with_what_changed(
     found: GradientCheck, model: nn.Module, step: Differentiated, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> GradientCheck:
-    """Returns a check with the names of tensors that a forward reads and changes in place; workers call this together."""
+    """Returns a check with what a forward does that may make compiled code differ; workers call this together."""
     before, after = changes_in_place(model, step, eagerly)
-    return replace(found, read_then_changed=before, changed_then_read=after)
+    return replace(found, read_then_changed=before, changed_then_read=after, compiling_branches=compiling_branches(model))
 
 
 def changes_in_place(

@@ -283,6 +283,7 @@ def judge(
             changed=gradient_check.read_then_changed if gradient_check is not None else (),
             changed_before=gradient_check.changed_then_read if gradient_check is not None else (),
             changed_in_classes=changed_in_classes,
+            compiling_branches=gradient_check.compiling_branches if gradient_check is not None else (),
             is_wrong=is_wrong,
             is_script=is_script,
             on_gpu=on_gpu,

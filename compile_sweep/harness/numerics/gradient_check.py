@@ -131,6 +131,8 @@ class GradientCheck:
     read_then_changed: Sequence[str] = ()
     """Tensors that the forward reads and then changes in place (`changed_in_place.py`)."""
     changed_then_read: Sequence[str] = ()  # that it changes in place and then reads
+    compiling_branches: Sequence[str] = ()
+    """Functions of the user's that ask whether they are being compiled (`compiling_branches.py`)."""
 
     @property
     def sentence(self) -> str:

@@ -50,6 +50,7 @@ def what_to_try(
     changed: Sequence[str] = (),
     changed_before: Sequence[str] = (),
     changed_in_classes: Sequence[str] = (),
+    compiling_branches: Sequence[str] = (),
     is_wrong: bool,
     is_script: bool,
     on_gpu: bool,
@@ -62,16 +63,19 @@ def what_to_try(
         changed: Tensors that its forward reads and then changes in place.
         changed_before: Tensors that its forward changes in place and then reads.
         changed_in_classes: Attributes of classes that changed during the run.
+        compiling_branches: Functions of the user's that ask whether they are being compiled.
         is_wrong: Whether its gradients are known not to belong to its loss, or not to be eager's.
     """
     advice = _advice(references, settings, recompiles, is_wrong=is_wrong, is_script=is_script, on_gpu=on_gpu)
     advice = _with_unsynchronized(advice, unsynchronized, settings)
     advice = _with_redrawn(advice, references.eager, settings)
     advice = _with_stale_class(advice, changed_in_classes, settings)
-    if changed:
-        return _put_first(advice_on_changed(changed), advice, advice.remedy)
-    compiles = changed_before and settings.scope is not Scope.EAGER
-    return _put_first(advice_on_changed_before(changed_before), advice, advice.remedy) if compiles else advice
+    advice = _with_branches(advice, compiling_branches, settings)
+    changed_before = changed_before if settings.scope is not Scope.EAGER else ()
+    if changed:  # all are named at once, because one that is left may be the one at fault
+        names = list(dict.fromkeys((*changed, *changed_before)))
+        return _put_first(advice_on_changed(names), advice, advice.remedy)
+    return _put_first(advice_on_changed_before(changed_before), advice, advice.remedy) if changed_before else advice
 
 
 def advice_on_changed_before(names: Sequence[str]) -> str:
@@ -184,6 +188,16 @@ def _with_redrawn(found: Advice, eager: Trajectory, settings: CompileSettings) -
     what = f"set torch._functorch.config.{name} = 1" if chosen is None else f"try it without {name}"
     why = f"at {budget:g} the backward pass may draw other random numbers for dropout than the forward (pytorch 190758)"
     return _put_first(f"{what}: {why}", found, found.remedy)
+
+
+def _with_branches(found: Advice, branches: Sequence[str], settings: CompileSettings) -> Advice:
+    """Returns the advice on code that does something else while it is compiled, if there is any, before other advice."""
+    if not branches or settings.scope is Scope.EAGER:
+        return found
+    others = f" (and {len(branches) - 1} more)" if len(branches) > 1 else ""
+    asks = f"{branches[0]}{others} asks torch.compiler.is_compiling()"
+    why = "what it computes in only one of both cases makes compiled training another than eager"
+    return _put_first(f"compute the same in both branches where {asks}: {why}", found, found.remedy)
 
 
 _FOLLOWS_CLASSES = (2, 13)  # first version of torch whose compiled code notices that an attribute of a class changed

@@ -9,24 +9,19 @@ specific ones come first.
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A cause, what helps, and the patterns that it is recognized by."""
-
-    name: str
-    advice: str
-    headline: str = ""  # pattern of torch's headline of a graph break
-    explanation: str = ""  # pattern of the explanation below torch's headline
-    inside: str = ""  # pattern of the place in torch or another library that the user's line led to, or of the break's own
-    code: str = ""  # pattern of the line, if it is a library's
-    needs_all: bool = False  # whether all of a break's patterns must match, not just one
-    guard: str = ""  # pattern of a failed guard, matched from its beginning
-    error: str = ""  # pattern of an error's text
-    remedy: str = ""  # settings to add that the advice names and that are worth a trial, as a key spells them
-
+from compile_sweep.schema.causes.cause import (
+    ANY_ROWS,
+    BANK_OF_TENSORS,
+    DROPOUT_OF_TENSORS,
+    FAKE,
+    KL_DIVERGENCE,
+    METRIC,
+    NUMBER_OF_NUMPY,
+    NUMPY,
+    PRODUCT_OF_PYTHON,
+    Cause,
+)
 
 _OWN_GENERATOR = (
     "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and pass the result in, or draw from "
@@ -38,51 +33,23 @@ _BUILTIN = (
     "the same, or write it with torch operators"
 )
 
-NUMPY = (
-    "torch.compile supports only part of numpy, and none of scipy: compute this with torch, or call it outside the forward, for "
-    "constants once in __init__"
-)
-
-NUMBER_OF_NUMPY = "make it one of Python before the forward, rates = np.linspace(0, 0.1, depth).tolist() or float(rate)"
-
-FAKE = (
-    "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "
-    "on a function that returns an empty tensor of the right shape and dtype"
-)
-
-ANY_ROWS = (
-    "try dynamo.capture_dynamic_output_shape_ops=on (torch._dynamo.config.capture_dynamic_output_shape_ops = True), which keeps "
-    "any number of rows in the graph, or keep all rows and weight them by a mask"
-)
-
-TRUE_OR_FALSE = "set_grad_enabled(not step % 4)"
-
-BANK_OF_TENSORS = (
-    "write to a queue or bank by a new tensor, self.bank = self.bank.index_copy(0, (self.start + torch.arange(n)) % "
-    "len(self.bank), rows) and self.start = (self.start + n) % len(self.bank), in place of self.bank[int(self.start) : …] = rows"
-)
-
 _SETUP_BY_A_BATCH = (
     "keep the flag of a setup from the first batch as a bool of Python, self.ready = True in place of self.ready.fill_(1), or "
     "set up before training"
 )
+
 _RANDOM_SPAN = "hide a random span by a mask, x.masked_fill((at >= a) & (at < b), 0) in place of x[a:b] = 0"
-DROPOUT_OF_TENSORS = "x * (torch.rand_like(x) >= p) / (1 - p)"
 
-KL_DIVERGENCE = Cause(
-    "KL divergence",
-    "torch looks up the formula for two kinds of distributions at its first kl_divergence of them, which breaks or recompiles "
-    "the graph once: call it once before compiling, or write the formula out",
-    explanation=r"builtin operator `min` with argument types \['generator'\]",
-    guard=r".*\b_KL_MEMOIZE\b",
-)
-
-METRIC = Cause(
-    "metric in the forward",
-    "torchmetrics counts its updates in a Python integer, and looks at values: update metrics after the step, outside compiled "
-    "code",
-    inside=r"\btorchmetrics/",
-    guard=r"\S*_update_count == ",
+_MAKE_BEFORE = "create optimizers before the first step, outside compiled code, which cannot create them"
+_OPTIMIZER_MADE = (
+    Cause(  # the first of its class, which its constructor changes
+        "optimizer made in the forward",
+        _MAKE_BEFORE,
+        headline=r"setattr\(\) on unsupported type",
+        inside=r"\btorch/optim/",
+        needs_all=True,
+    ),
+    Cause("optimizer made in the forward", _MAKE_BEFORE, explanation=r"`Optimizer\.add_param_group`"),
 )
 
 BREAKS = (
@@ -154,8 +121,9 @@ BREAKS = (
         "tensor in place of a number",
         "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for a "
         "function of math torch.sqrt(x), for "
-        f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask; "
-        "or, if it is a number of numpy, make it one of Python before the forward, float(rate)",
+        f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask, "
+        "for `not condition` ~condition; or, if it is a number of numpy, make it one of Python before the forward, float(rate), "
+        f"or compute it with Python, {PRODUCT_OF_PYTHON}",
         headline=r"Data dependent operator",
         explanation=r"`aten\._local_scalar_dense(?!.*\(Tensor\.tolist\))",
         needs_all=True,
@@ -213,6 +181,12 @@ BREAKS = (
         remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
+        "least squares",
+        "torch.compile cannot trace torch.linalg.lstsq: write q, r = torch.linalg.qr(a) and torch.linalg.solve_triangular(r, "
+        "q.mT @ b, upper=True), or torch.linalg.pinv(a) @ b where columns may depend on each other",
+        explanation=r"`aten\.linalg_lstsq\b",
+    ),
+    Cause(
         "output of unknown size",
         "the number of rows depends on the data: write x = torch.where(mask, y, x) in place of x[mask] = y[mask]; otherwise "
         f"{ANY_ROWS}, out + mask[:, None] * value, in a loss (loss * mask).sum() / mask.sum(), labels.masked_fill(~mask, "
@@ -266,7 +240,7 @@ BREAKS = (
         "tensor subclass",
         "torch.compile can only pass plain tensors to an operator, or subclasses that define __tensor_flatten__ and "
         "__tensor_unflatten__ and are created before the step; take plain tensors out of others, x.as_subclass(torch.Tensor), "
-        "before the forward",
+        "before the forward, and make tensors of other things, such as images, before it, too",
         headline=r"convert args/kwargs to proxy|`as_subclass`",
         explanation=r"_make_wrapper_subclass",
     ),
@@ -354,8 +328,9 @@ BREAKS = (
     ),
     Cause(
         "identity of an object",
-        "id() and hash() of a tensor or a list are not known while compiling: use a name or a number as the key",
-        headline=r"FakeIdVariable",
+        "id() and hash() of a tensor or a list, and x.data_ptr(), are not known while compiling: use a name or a number as the "
+        "key",
+        headline=r"FakeIdVariable|[Dd]ata pointer",
         explanation=r"operator `(id|hash)` with argument types",
     ),
     Cause(
@@ -367,7 +342,7 @@ BREAKS = (
     Cause(
         "value that is not a tensor",
         "this call returns something other than a tensor, which a graph cannot hold: make the call outside the forward, and "
-        "pass in its result",
+        f"pass in its result; where numpy returns a number, compute it with Python, {PRODUCT_OF_PYTHON}",
         headline=r"op returned non-Tensor",
         explanation=r"sourceless variable ConstantLikeVariable",
     ),
@@ -418,6 +393,7 @@ BREAKS = (
         explanation=r"operator `setattr` with argument types \['type', 'str', '(?!int')"
         r"|method `(append|extend|insert|add|update|pop|clear|__setitem__)` of class `(list|dict|set|deque)`",
     ),
+    *_OPTIMIZER_MADE,
     Cause(
         "hooks",
         "register hooks once, before compiling and not in the forward, or do their work in the forward itself; what counts in a "
@@ -484,9 +460,16 @@ BREAKS = (
     ),
     Cause(
         "memory of a tensor",
-        "give the tensor its size when it is made, x.new_empty(size), and share or resize its memory outside compiled code",
-        headline=r"Tensor\.(resize_|set_|share_memory_)\(\)",  # the last since torch 2.15
-        explanation=r"method `share_memory_`",
+        "give the tensor its size when it is made, x.new_empty(size), also one that is passed as out=, ask x.nbytes in place of "
+        "its storage, and share or resize its memory outside compiled code",
+        headline=r"Tensor\.(resize_|resize_as_|set_|share_memory_)\(\)|out= tensor",  # share_memory_ since torch 2.15
+        explanation=r"method `share_memory_`|of class `\w+Storage`",
+    ),
+    Cause(
+        "break in an argument",
+        "this method was looked up before a graph break in its arguments, which leaves the call itself out of the graph: fix "
+        "that break first, or compute the argument in a line of its own, n = count(x), and then y.add(n)",
+        explanation=r"`<unknown module>\.Tensor\.\w+",
     ),
     Cause(
         "exception in the forward",
@@ -553,7 +536,8 @@ def with_operator(advice: str, text: str) -> str:
 def advice_on_break(text: str) -> str | None:
     """Returns what helps against a graph break."""
     head = text.partition("\n")[0]
-    if head.startswith("torch/optim/optimizer.py") or "inside: torch/optim/optimizer.py" in text:
+    in_optimizer = head.startswith("torch/optim/optimizer.py") or "inside: torch/optim/optimizer.py" in text
+    if in_optimizer and cause_of_break(text) not in _OPTIMIZER_MADE:
         return _OPTIMIZERS
     if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
         return _DDPS

@@ -2,7 +2,8 @@
 
 import re
 
-from compile_sweep.schema.causes.breaks import FAKE, NUMBER_OF_NUMPY, NUMPY, TRUE_OR_FALSE, Cause, cause_of_break, with_operator
+from compile_sweep.schema.causes.breaks import cause_of_break, with_operator
+from compile_sweep.schema.causes.cause import FAKE, NUMBER_OF_NUMPY, NUMPY, TRUE_OR_FALSE, Cause
 
 GRAPHS_MEMORY = "output of CUDAGraphs that has been overwritten"
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from compile_sweep.schema.causes.breaks import (
+from compile_sweep.schema.causes.breaks import cause_of_break
+from compile_sweep.schema.causes.cause import (
     ANY_ROWS,
     BANK_OF_TENSORS,
     DROPOUT_OF_TENSORS,
@@ -16,7 +17,6 @@ from compile_sweep.schema.causes.breaks import (
     METRIC,
     TRUE_OR_FALSE,
     Cause,
-    cause_of_break,
 )
 from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles, plain_guard
 
@@ -224,8 +224,8 @@ GUARDS = (
         "module's counter",
         "a Python integer changes: let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on, which takes a graph "
         "for each branch or module that it selects, for each value that a list is indexed with and, in torch 2.13, for each that "
-        f"math.exp or math.log is taken of, and write {TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a constant"
-        f"; or {_IN_A_BUFFER}",
+        "math.exp, math.log or a function of numpy is taken of, and write "
+        f"{TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a constant; or {_IN_A_BUFFER}",
         guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.e])",
         remedy="dynamo.allow_unspec_int_on_nn_module=on",
     ),
@@ -269,8 +269,8 @@ GUARDS = (
     ),
     Cause(
         "identity of an object",
-        "its graph was compiled for an object that no longer exists: do not use id() in the forward, and keep the objects it "
-        "reads alive",
+        "its graph was compiled for an object or an address that is another one in the next step: do not use id() or data_ptr() "
+        "in the forward, also not as a key, and keep the objects it reads alive",
         guard=r"Cache line invalidated because",
     ),
     Cause(
@@ -350,9 +350,15 @@ def are_of_blocks(series: RecompileSeries, recompiles: Sequence[str]) -> bool:
     return series.first.is_shared or any(Recompile.parse(text).is_shared for text in recompiles)
 
 
+_ADDRESS = re.compile(r"(?<![\d.])\d{14,15}(?![\d.])")
+"""Where an object or its data is in memory, on Linux."""
+
+
 def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles: Sequence[str]) -> Cause | None:
     if (behind := _cause_of_break_before(series.first, breaks)) is not None:
         return behind
+    if any(map(_ADDRESS.search, (series.first.guard, *series.values))):
+        return _NAMED["identity of an object"]
     cause = cause_of_guard(series.first.guard, series.first.line)
     of_breaks = {one and one.name for one in map(cause_of_break, breaks)}
     if cause is not None and cause.name == "output of unknown size" and of_breaks == {"recurrent layer"}:

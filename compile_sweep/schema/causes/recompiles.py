@@ -30,6 +30,7 @@ _SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<index>\
 _PROPERTY = re.compile(r"tensor '(?P<source>.+?)' (?P<kind>\w+) mismatch")
 _LENGTH = re.compile(r"len\((?P<source>.+?)\) (?:==|!=|>=|<=|<|>) (?P<value>\d+)")
 _EMPTY = re.compile(r"not (?P<source>\S+)$")
+_KEY = re.compile(r"KeyError on (?P<source>\w[\w.]*)\[(?P<value>.+)\]$")
 _VALUE = re.compile(r"(?P<source>.+?) (?:==|is) (?P<value>.+)$")
 
 MOST_VALUES = 5  # maximum number of values of one source that are written out
@@ -46,7 +47,7 @@ class Recompile:
     source: str
     """Dynamo's path to the guarded value, such as `self.model.steps`; the guard itself if its form is not known."""
     kind: str
-    """`length`, `size 1`, `dtype`, `value` or the like; empty if the guard's form is not known."""
+    """`length`, `size 1`, `dtype`, `key`, `value` or the like; empty if the guard's form is not known."""
     value: str
     """Value when the graph was compiled; empty if the guard does not say."""
     line: str
@@ -85,6 +86,8 @@ def _parts(guard: str) -> tuple[str, str, str]:
         return found["source"], "length", found["value"]
     if found := _EMPTY.match(guard):
         return found["source"], "length", "0"
+    if found := _KEY.match(guard):
+        return found["source"], "key", found["value"]
     if found := _VALUE.match(guard):
         return found["source"], "value", found["value"]
     return guard, "", ""

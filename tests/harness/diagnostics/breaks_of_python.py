@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import math
 import os
 import queue
 import random
@@ -391,7 +392,26 @@ def with_cached_property_read_before(net: Net, x: Tensor) -> Tensor:
     return net.layer(x) * _read_before.scale
 
 
+def with_product_of_numpy(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).view(int(np.prod(x.shape)))
+
+
+def with_product_passed_on(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).view(np.prod(x.shape))  # type: ignore[arg-type]
+
+
+def with_product_of_one_size(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).view(len(x), int(np.prod(x.shape[1:])))
+
+
+def with_product_of_python(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).view(math.prod(x.shape))
+
+
 BREAKS_OF_PYTHON = [
+    Case("numpy and scipy", with_product_of_numpy, with_product_of_python),
+    Case("tensor in place of a number", with_product_passed_on, with_product_of_python),
+    Case("value that is not a tensor", with_product_of_one_size, with_product_of_python),
     Case("cached property", with_cached_property, with_cached_property_read_before),
     Case("value that is not a tensor", with_match_kept, plain),
     Case("iterator made outside", with_values_in_turn, with_value_of_a_buffer),

@@ -238,7 +238,14 @@ def with_divergence_written_out(net: Net, x: Tensor) -> Tensor:
     return ratio - 1 - ratio.log()
 
 
+def with_optimizer_made_there(net: Net, x: Tensor) -> Tensor:
+    if net.last is None:
+        net.last = torch.optim.SGD(net.layers.parameters(), 0.1)
+    return net.layer(x)
+
+
 BREAKS_OF_TORCH = [
+    Case("optimizer made in the forward", with_optimizer_made_there, plain),
     Case("KL divergence", with_divergence, with_divergence_written_out),
     Case("torch.func.linearize", with_linearized, with_jvp),
     Case("torch.func.linearize", with_linearized, with_two_vjps),

@@ -406,7 +406,63 @@ def with_rows_chosen(net: Net, x: Tensor) -> Tensor:
     return torch.where(y < nearest, y, nearest)
 
 
+def with_least_squares(net: Net, x: Tensor) -> Tensor:
+    weights = torch.linalg.lstsq(x.mT, net.layer(x).mT).solution
+    return net.layer(x) * weights.mean()
+
+
+def with_triangular_solution(net: Net, x: Tensor) -> Tensor:
+    q, r = torch.linalg.qr(x.mT)
+    weights = torch.linalg.solve_triangular(r, q.mT @ net.layer(x).mT, upper=True)
+    return net.layer(x) * weights.mean()
+
+
+def with_address(net: Net, x: Tensor) -> Tensor:
+    if net.last != x.data_ptr():
+        net.last = x.data_ptr()
+    return net.layer(x)
+
+
+def with_size_of_another(net: Net, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    return torch.empty(0).resize_as_(y).copy_(y)
+
+
+def with_empty_output(net: Net, x: Tensor) -> Tensor:
+    return net.layer(torch.mul(x, 2, out=torch.empty(0)))
+
+
+def with_output_of_its_size(net: Net, x: Tensor) -> Tensor:
+    return net.layer(torch.mul(x, 2, out=torch.empty_like(x)))
+
+
+def with_bytes_of_a_storage(net: Net, x: Tensor) -> Tensor:
+    net.last = x.untyped_storage().nbytes()
+    return net.layer(x)
+
+
+def with_bytes_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.last = x.nbytes
+    return net.layer(x)
+
+
+def with_not_of_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.last = not x.isnan().any()
+    return net.layer(x)
+
+
+def with_inverted_tensor(net: Net, x: Tensor) -> Tensor:
+    net.last = ~x.isnan().any()
+    return net.layer(x)
+
+
 BREAKS_OF_VALUES = [
+    Case("least squares", with_least_squares, with_triangular_solution),
+    Case("identity of an object", with_address, plain),
+    Case("memory of a tensor", with_size_of_another, plain),
+    Case("memory of a tensor", with_empty_output, with_output_of_its_size),
+    Case("memory of a tensor", with_bytes_of_a_storage, with_bytes_of_a_tensor),
+    Case("tensor in place of a number", with_not_of_a_tensor, with_inverted_tensor),
     Case("output of unknown size", with_rows_assigned, with_rows_chosen),
     Case("value of a tensor", with_random_span_cut, with_random_span_hidden),
     Case("output of unknown size", with_hardest_of_some, with_hardest_by_a_mask),

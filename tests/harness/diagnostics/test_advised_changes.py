@@ -554,10 +554,11 @@ def test_layers_left_out_at_random_are_told_and_mended_by_the_advice() -> None:
     from transformers import BartConfig, BartForConditionalGeneration
 
     def trained_once(layerdrop: float) -> Diagnostics:
-        sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-        config = BartConfig(
-            **sizes, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=32, use_cache=False, encoder_layerdrop=layerdrop
-        )
+        layers = {"encoder_layers": 2, "decoder_layers": 1, "encoder_layerdrop": layerdrop}
+        sizes = {
+            f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("attention_heads", 2), ("ffn_dim", 8))
+        }
+        config = BartConfig(**layers, **sizes, d_model=8, vocab_size=32, use_cache=False)
         torch.manual_seed(0)
         model = BartForConditionalGeneration(config).train()
         ids = torch.randint(3, 32, (2, 6))

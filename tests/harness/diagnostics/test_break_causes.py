@@ -18,7 +18,7 @@ from breaks_of_python import (
     with_text_of_values,
     with_ufunc,
 )
-from breaks_of_torch import BREAKS_OF_TORCH, with_recurrent_layer
+from breaks_of_torch import BREAKS_OF_TORCH, with_optimizer_made_there, with_recurrent_layer
 from breaks_of_values import BREAKS_OF_VALUES, with_copy, with_setup_told_by_a_buffer, with_setup_told_by_a_number
 from faulty_models import FEW, TORCH, Case, Forward, Net, is_clean, plain, run, run_mended, with_break_in_loop
 from torch import Tensor, nn
@@ -160,6 +160,34 @@ def test_a_break_has_its_cause_and_the_advice_mends_it(case: Case) -> None:
 def test_a_flag_of_a_setup_from_the_first_batch_is_to_be_a_bool(forward: Forward) -> None:
     (told,) = run(forward, steps=FEW).graph_break_reasons
     assert "self.ready = True in place of self.ready.fill_(1)" in (breaks.advice_on_break(told) or "")
+
+
+def with_break_in_an_argument(net: Net, x: Tensor) -> Tensor:
+    return net.layer(x).add(doubled(x))
+
+
+def with_argument_in_a_line_of_its_own(net: Net, x: Tensor) -> Tensor:
+    y, added = net.layer(x), doubled(x)
+    return y.add(added)
+
+
+@pytest.mark.slow
+def test_a_method_of_a_tensor_that_is_called_after_a_break_in_its_arguments_is_no_call_of_another_library() -> None:
+    found = run(with_break_in_an_argument, steps=FEW)
+    named = {cause and cause.name for cause in map(breaks.cause_of_break, found.graph_break_reasons)}
+    if named == {"disabled function"}:
+        pytest.skip("this version of torch calls the method in the graph")
+    assert named == {"disabled function", "break in an argument"}
+    (left,) = run(with_argument_in_a_line_of_its_own, steps=FEW).graph_break_reasons
+    assert breaks.cause_of_break(left) == breaks.cause_of_break(found.graph_break_reasons[0])
+
+
+@pytest.mark.slow
+def test_what_runs_eagerly_because_it_makes_an_optimizer_is_not_said_to_be_of_torchs_own_break() -> None:
+    found = run(with_optimizer_made_there, steps=FEW)
+    told = {breaks.advice_on_fallback(text, found.graph_break_reasons) for text in found.fallbacks}
+    assert told <= {next(cause.advice for cause in breaks.BREAKS if cause.name == "optimizer made in the forward")}
+    assert not {breaks.advice_on_break(text) for text in found.graph_break_reasons} & {*breaks.NOTHING_TO_DO}
 
 
 @pytest.mark.slow

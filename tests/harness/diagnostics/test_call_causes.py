@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from faulty_models import TORCH, Net, is_clean, run
+from faulty_models import TORCH, Net, is_clean, plain, run
 from test_recompile_causes import cause_of, dropped
 from torch import Tensor, nn
 
@@ -278,6 +278,44 @@ def test_the_break_that_torch_makes_in_an_optimizer_is_not_told_as_one_of_the_li
     found = stepped(Renamed, torch.tensor(1e-3))
     assert any("return super().step(closure)" in text for text in found.graph_break_reasons)
     assert {advice_on_break(text) for text in found.graph_break_reasons} <= {*NOTHING_TO_DO}
+
+
+def with_a_table_by_address(net: Net, x: Tensor) -> Tensor:
+    at = x.data_ptr()
+    if at not in net.tables:
+        net.tables.clear()
+        net.tables[at] = x.detach().mean(0)
+    return net.layer(x) + net.tables[at]
+
+
+def with_the_last_address(net: Net, x: Tensor) -> Tensor:
+    if net.last != x.data_ptr():
+        net.last = x.data_ptr()
+    return net.layer(x)
+
+
+@pytest.mark.parametrize("forward", [with_a_table_by_address, with_the_last_address])
+def test_addresses_of_tensors_are_no_list_that_grows_and_no_number_to_hand_in(forward: Any) -> None:
+    torch._dynamo.reset()
+    net = type("Model", (Net,), {"forward": forward, "tables": {}})()
+    kept = [torch.ones(4, 8) for _ in range(10)]  # so that no address is used again
+    compiled = torch.compile(net, backend="eager")
+    with capture_diagnostics() as found:
+        for x in kept:
+            compiled(x)
+    of_addresses = fold_recompiles(found.recompile_reasons)[-1]
+    assert cause_of_series(of_addresses, found.graph_break_reasons) is _NAMED["identity of an object"]
+    (hit, *_) = found.recompile_limit_hits
+    advice = advice_on_limit(hit, found.recompile_reasons, found.graph_break_reasons)
+    assert "do not use id() or data_ptr() in the forward, also not as a key" in advice
+    assert is_clean(run(plain, steps=4))
+
+
+def test_keys_that_a_dictionary_lacks_are_told_in_one_line() -> None:
+    lacked = [f"forward (net.py:3): KeyError on self.masks[{length}] # x # net.py:5 in forward" for length in (16, 24, 40)]
+    (series,) = fold_recompiles(lacked)
+    assert series.text == "forward (net.py:3): KeyError on self.masks[16], then 24, 40 (3 times) # x # net.py:5 in forward"
+    assert cause_of_series(series) is _NAMED["list or dictionary that grows"]
 
 
 def with_teacher(net: Net, x: Tensor) -> Tensor:

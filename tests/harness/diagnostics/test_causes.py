@@ -349,6 +349,7 @@ def test_every_cause_has_its_test() -> None:
         "layers left out at random",
         "tensor without dimensions as an index",
         "state in a class",
+        "break in an argument",
     }
     shown |= {"number of numpy"} if torch_version() < (2, 13) else set()  # its code does not break there
     assert shown == {cause.name for cause in breaks.BREAKS}

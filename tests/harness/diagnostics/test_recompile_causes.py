@@ -22,7 +22,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 from compile_sweep.harness.diagnostics.advice import KnownSizes, explain_recompiles
 from compile_sweep.harness.diagnostics.capture import Diagnostics, capture_diagnostics
-from compile_sweep.schema.causes.breaks import Cause
+from compile_sweep.schema.causes.cause import Cause
 from compile_sweep.schema.causes.guards import _NAMED, advice_on_limit, cause_of_guard, cause_of_series
 from compile_sweep.schema.causes.recompiles import Recompile, fold_recompiles
 from compile_sweep.schema.settings import CompileSettings

@@ -214,6 +214,7 @@ def test_a_tensor_that_is_changed_before_it_is_read_is_named_in_what_to_try() ->
     both = judge(RIGHT, EAGER, [1.0], gradient_check=replace(seen, read_then_changed=["a.queue"])).advice
     assert both is not None
     assert both.startswith("assign a new tensor, as in self.queue = torch.lerp(")
+    assert "instead of changing a.queue in place (and so a.steps)" in both
 
 
 def test_the_advice_comes_first_and_names_them() -> None:
@@ -289,3 +290,48 @@ def test_a_bisection_says_what_to_write_instead() -> None:
     found = bisect(prepared, first_steps(pool, Protocol(compared_steps=4)))
     assert found.changed == ["model.spread"]
     assert found.advice.startswith("assign a new tensor, as in self.spread = ")
+
+
+class Debiased(nn.Module):
+    """Subtracts a running mean, which is divided by what its first steps lack, as Adam's is."""
+
+    mean: Tensor
+    steps: Tensor
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.layer, self.head, self.in_place = nn.Linear(64, 64), nn.Linear(64, 10), in_place
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        if self.in_place:
+            self.steps += 1
+            self.mean.copy_(0.9 * self.mean + 0.1 * hidden.detach().mean(0))
+        else:
+            self.steps = self.steps + 1
+            self.mean = torch.lerp(self.mean, hidden.detach().mean(0), 0.1)
+        out: Tensor = self.head(torch.relu((hidden - self.mean / (1 - 0.9**self.steps)).tanh()))
+        return out
+
+
+def debiased(*, in_place: bool) -> dict[str, Any]:
+    def batch(number: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(64, 64), "y": torch.randint(10, (64,))}
+
+    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(inputs["x"]), inputs["y"])
+
+    kind: Any = WorkloadFromModel(lambda: Debiased(in_place=in_place), batch, loss)
+    return measure(prepare(kind("only", 0), CompileSettings.parse("scope=full"), CPU), protocol=SHORT).numerics
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_mean_and_its_count_are_named_together_since_either_may_be_at_fault() -> None:
+    wrong, right = debiased(in_place=True), debiased(in_place=False)
+    assert right["status"] == "ok", right["worst"]
+    if wrong["status"] == "ok":
+        pytest.skip("this version of torch makes the change once")
+    assert "instead of changing model.mean in place (and so model.steps)" in wrong["advice"]
