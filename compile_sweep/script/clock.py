@@ -134,6 +134,17 @@ class StepClock:
         return float(before.elapsed_time(after)) if self._device.type == "cuda" else 1e3 * (after - before)
 
 
+def interrupting(clock: Callable[[], StepClock | None], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a module's call, which without gradients is an evaluation."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() and (running := clock()) is not None:
+            running.interrupt()
+        return inner(*args, **kwargs)
+
+    return call
+
+
 @contextmanager
 def loaders_watched(clock: Callable[[], StepClock | None]) -> Iterator[None]:
     """Counts the time in iterators of `DataLoader` as waiting, in the block, and the time in which their workers start."""

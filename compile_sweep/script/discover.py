@@ -6,6 +6,7 @@ and whose parameters an optimizer holds: an evaluation before the first step has
 optimizer's step; with several optimizers, with the step of the one that completes the set.
 """
 
+import gc
 import inspect
 import math
 import threading
@@ -212,6 +213,12 @@ class Discovery:
         """Whether all optimizers stepped after the same backward pass, as where one has the matrices and one the rest."""
         return len(set(self._stepped_after.values())) == 1
 
+    def averages(self) -> Iterator[nn.Module]:
+        """Yields copies of the targets that steps do not call, such as an average of the weights, which is evaluated."""
+        called = [target for target in self._untrained.values() if target.calls >= self.num_steps - 1]
+        known = {part for target in (*self.targets, *called) for part in target.module.modules()}
+        yield from {one for target in self.targets for one in copies_of(target.module)} - known
+
     def is_over(self) -> bool:
         """Whether discovery is complete: each optimizer has stepped, often enough."""
         if self.marked:
@@ -409,6 +416,13 @@ def _without_parts(targets: list[Target]) -> list[Target]:
         return any(around) or any(inside)
 
     return [target for target in targets if not is_left_out(target)]
+
+
+def copies_of(module: nn.Module) -> list[nn.Module]:
+    """Returns other models with the same weights' shapes, such as an average of the weights."""
+    shapes = {name: weight.shape for name, weight in module.named_parameters()}
+    same_kind = [one for one in gc.get_objects() if type(one) is type(module) and one is not module]
+    return [one for one in same_kind if {name: weight.shape for name, weight in one.named_parameters()} == shapes]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -37,9 +37,7 @@ class StepRecorder(Recorder):
     """Records the steps of a script as it runs them."""
 
     def __init__(self, targets: Sequence[Target], *, steps: int) -> None:
-        modules = {target.name.replace(".", "_"): target.module for target in targets}
-        (first, *others) = modules.values()
-        self._kept = nn.ModuleDict(modules) if others else first
+        self._kept = _as_one(targets)
         super().__init__(_Blocks(), self._kept, steps=steps)  # type: ignore[arg-type]
         self._random = any(target.draws for target in targets)
         self.classes = ClassState(own_files(self._kept))
@@ -53,6 +51,19 @@ class StepRecorder(Recorder):
         self._losses.append(combined(losses, self._device))
         if self.done:
             self._buffers_last = self._sample_buffers()
+
+
+def _as_one(targets: Sequence[Target]) -> nn.Module:
+    """Returns the only target's module, or one that holds all by their names, none of which it has otherwise, such as `items`."""
+    if len(targets) == 1:
+        return targets[0].module
+    kept = nn.ModuleDict()
+    for target in targets:
+        name = target.name.replace(".", "_")
+        while hasattr(kept, name):
+            name += "_"
+        kept[name] = target.module
+    return kept
 
 
 def combined(losses: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from compile_sweep.schema.outcome import Phase
 from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics
 from compile_sweep.script.apply.frozen import apply_to_discovered
+from compile_sweep.script.apply.graph_memory import wrap_call
 from compile_sweep.script.apply.in_place import (
     OwnCompile,
     apply_to_losses,
@@ -54,15 +56,8 @@ from compile_sweep.script.apply.in_place import (
 )
 from compile_sweep.script.apply.module_names import name_as_the_script_does
 from compile_sweep.script.apply.padding import MOST_CHANGE, ROUNDINGS, Padder, change_of_outputs, why_not_padded
-from compile_sweep.script.clock import StepClock, StepTime, loaders_watched
-from compile_sweep.script.discover import (
-    MAX_STEPS,
-    Discovery,
-    Target,
-    Watch,
-    is_of_the_loop,
-    leave_out,
-)
+from compile_sweep.script.clock import StepClock, StepTime, interrupting, loaders_watched
+from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, is_of_the_loop, leave_out
 from compile_sweep.script.fallback import FallbackWatch
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
 from compile_sweep.script.job import FellBackError, ScriptError
@@ -162,6 +157,8 @@ class Session:
         """Number of backward passes."""
         self.other_steps = 0
         """Steps, since the discovery, of optimizers that train modules other than the measured ones."""
+        self.num_without_gradients = self.num_evaluated = 0
+        """Calls of the modules without gradients since the discovery, and those of them in evaluation mode."""
         self.processes = Processes(
             refuse=lambda reason: self._fail(ScriptError(reason)), has_trained=lambda: self.num_losses > 0, report=report
         )
@@ -304,6 +301,9 @@ class Session:
             self.missed += apply_to_optimizers(self.settings, found.optimizers, together=found.steps_together)
         self._on_discovered(self)
         self._recorder = numerics.StepRecorder(found.targets, steps=self.protocol.compared_steps)
+        if not (self.own_compile.modules and self.settings.as_written):  # which may be compiled together with what calls them
+            for average in found.averages():
+                wrap_call(average, partial(interrupting, lambda: self._clock))
         self._wrap(isolated=True)
         self._has_compiled()
         self._clock = StepClock(self.device)
@@ -349,6 +349,8 @@ class Session:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 self._interrupt()
+                self.num_without_gradients += 1
+                self.num_evaluated += not target.module.training
             else:
                 self._meet(target, shapes_of(*padded(args, kwargs)))
                 if counts:

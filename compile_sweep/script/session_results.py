@@ -277,11 +277,17 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
     if stream is not None and stream.interrupted:
         steps = "1 timed step" if stream.interrupted == 1 else f"{stream.interrupted} timed steps"
-        yield f"{steps} held an evaluation or a checkpoint, which no figure includes"
+        share = (
+            f", and no setting is judged by; that took {stream.interrupted_share:.0%} of the time"
+            if stream.interrupted_share > MAX_DATA_WAIT_SHARE
+            else ""
+        )
+        yield f"{steps} held an evaluation, a policy that acts or a checkpoint, which no figure includes{share}"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
         has_ids = any(name.endswith("ids") for target in session.found.targets for name in target.changing())
-        other = "padding texts to multiples of 64 (pad_to_multiple_of=64)" if has_ids else "padding batches to a few sizes"
+        where = "where the script makes its batches"
+        other = f"padding {'texts to multiples of 64' if has_ids else 'batches to a few sizes'} {where}"
         fewer = "pad_to_multiple_of=64" if _can_pad(session) else other
         counts = (
             "shapes hardly ever come again, so the figures include these steps, and a longer run may be faster"
@@ -298,7 +304,7 @@ def _findings(session: Session) -> Iterator[str]:
     if stream is not None and plans_attention(session.settings, session.device, stream, partial(_attends, session)):
         yield PLANNED_ATTENTION
     if stream is not None and stream.keeps_interrupted:
-        yield "most steps also call the model without gradients, which counts as part of the step"
+        yield f"most steps also call the model without gradients, which counts as part of the step{_eager_there(session)}"
     if stream is not None and (shift := steady.find_shift(stream.passes)):
         yield (
             f"a step took {shift.before_ms:.3g} ms at first and {shift.after_ms:.3g} ms after {shift.after_passes} of "
@@ -311,6 +317,16 @@ def _findings(session: Session) -> Iterator[str]:
     yield from left_eager(found.frozen)
     yield from session.missed
     yield from leaving_out(found, session.settings, session.diagnostics.fallbacks)
+
+
+def _eager_there(session: Session) -> str:
+    """Says that no setting compiles what most steps call without gradients; empty if one does."""
+    if session.num_evaluated <= session.num_without_gradients / 2 or session.own_compile.includes(session.found.primary.module):
+        return ""
+    return (
+        "; in evaluation mode (model.eval()), as there, no setting compiles it, while a reference or a teacher that is a copy, "
+        "copy.deepcopy(model), is compiled"
+    )
 
 
 def _modules(targets: Sequence[Target]) -> Iterator[str]:

@@ -31,6 +31,7 @@ from compile_sweep.script.clock import StepTime
 PASS_S = 0.3  # approximate seconds of a pass
 PASS_STEPS = (2, 50)  # minimum and maximum number of steps in a pass
 LEAST_LAST = 20  # timed steps that give a figure where a script has ended; passes are shorter then, and its interval wide
+LEAST_INTERRUPTED = 3  # timed steps with an evaluation that tell its share of the time; one is there by chance
 USUAL_SHARE = 0.3  # fraction of steps that include an evaluation, above which it belongs to a typical step
 
 SLOWER = 1.2
@@ -112,6 +113,15 @@ class Stream:
     def interrupted(self) -> int:
         """Number of steps that do not count because they include an evaluation or a checkpoint."""
         return len(self.taken) - len(self._uninterrupted)
+
+    @property
+    def interrupted_share(self) -> float:
+        """Fraction of the time that evaluations, checkpoints and the like took, beside their steps; 0 if too few to tell."""
+        held = [one.ms for one in self.taken if one.interrupted]
+        others = [one.ms for one in self.taken if not one.interrupted]
+        if len(held) < LEAST_INTERRUPTED or not others:
+            return 0.0
+        return max(0.0, sum(held) - len(held) * statistics.median(others)) / (sum(held) + sum(others))
 
     @property
     def new(self) -> list[StepTime]:

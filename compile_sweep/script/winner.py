@@ -300,7 +300,7 @@ class Applier:
             if names and self.settings.scope is not Scope.EAGER and self.settings.backend is None:
                 waits = "; the next step compiles it, which may take minutes"
         except ScriptError as error:
-            self._say(f"no module is compiled: {error}")
+            self._say(f"no module is {'captured' if self.settings.scope is Scope.EAGER else 'compiled'}: {error}")
             names = "the optimizers alone"
         for sentence in (*losses, *apply_to_optimizers(self.settings, found.optimizers, together=found.steps_together)):
             self._say(sentence)

@@ -236,6 +236,13 @@ def test_where_nothing_that_is_trained_can_be_compiled_its_teacher_is_left_alone
     assert "_compiled_call_impl" not in vars(teacher)
 
 
+def test_modules_without_repeated_blocks_are_named_as_the_script_does() -> None:
+    actor, critic = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 1))
+    found = Discovery(targets=[Target(actor, actor, "agent.actor"), Target(critic, critic, "agent.critic")])
+    with pytest.raises(ScriptError, match=r"^scope=regional: each of agent\.actor, agent\.critic has no repeated blocks; use"):
+        apply_to_discovered(CompileSettings.parse("scope=regional,dynamic=auto"), found, OwnCompile())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("scope", [Scope.FULL, Scope.REGIONAL])
 def test_what_a_teacher_returns_outlasts_the_next_cuda_graph(scope: Scope) -> None:

@@ -181,7 +181,7 @@ def test_what_a_length_costs_when_it_first_comes_is_warm_up(run: Run, folder: Pa
     assert 10 < facts["num_shapes"] <= 20
     said = " ".join(session_results.findings(session))
     assert "shape that had not come before, and each took" in said
-    assert "as by padding batches to a few sizes, may run faster" in said  # which are no texts
+    assert "as by padding batches to a few sizes where the script makes its batches, may run faster" in said  # no texts
 
 
 @pytest.mark.parametrize("period", range(2, 13))
@@ -225,6 +225,112 @@ def test_every_second_step_that_generates_first_counts_half(run: Run, folder: Pa
     assert rate.step_ms_median == pytest.approx(70, rel=0.15)
     assert rate.outliers == 0
     assert rate.compile_s < 0.3
+
+
+def test_texts_that_no_setting_pads_are_padded_where_batches_are_made(run: Run, folder: Path) -> None:
+    (folder / "texts.py").write_text(
+        "import random, time, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.words, self.planned = torch.nn.Embedding(9, 4), set()\n"
+        "    def forward(self, ids):\n"
+        "        if ids.shape[1] not in self.planned:\n"
+        "            self.planned.add(ids.shape[1])\n"
+        "            time.sleep(0.05)\n"
+        "        return self.words(ids)\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for _ in range(4000):\n"
+        "    model(torch.randint(9, (2, random.randint(1, 20)))).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("texts.py", "scope=eager,as_written=on", min_passes=4)
+    assert error is session.error is None
+    said = " ".join(session_results.findings(session))
+    assert "as by padding texts to multiples of 64 where the script makes its batches, may run faster" in said
+    assert "pad_to_multiple_of" not in said  # which refuses to: the texts have no mask
+
+
+def test_how_much_of_the_time_no_figure_includes_is_said(run: Run, folder: Path) -> None:
+    """PPO samples with its policy, then updates it 40 times: a fifth of the time is in one step of 40."""
+    (folder / "ppo.py").write_text(
+        "import time, torch\n"
+        "policy = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)\n"
+        "for step in range(4000):\n"
+        "    if step % 10 == 0:\n"
+        "        with torch.no_grad():\n"
+        "            policy(torch.randn(2, 4))\n"
+        "        time.sleep(0.3)\n"
+        "    time.sleep(0.03)\n"
+        "    policy(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("ppo.py", "scope=eager,as_written=on", min_passes=4, max_passes=4)
+    assert error is session.error is None
+    assert session.stream is not None
+    assert session.stream.interrupted_share == pytest.approx(1 / 2, abs=0.2)  # 0.3 s of 0.6 s, more or less by where it ends
+    (said,) = (line for line in session_results.findings(session) if "a policy that acts" in line)
+    share = f"{session.stream.interrupted_share:.0%}"
+    assert said.endswith(f"no figure includes, and no setting is judged by; that took {share} of the time")
+    assert session_results.measurement(session).step_ms_median < 60
+
+
+@pytest.mark.parametrize(("number", "share"), [(0, 0.0), (1, 0.0), (4, 4 * 90 / (4 * 100 + 8 * 10))])
+def test_a_share_needs_more_than_one_evaluation_by_chance(number: int, share: float) -> None:
+    steps = [replace(one, interrupted=at < number) for at, one in enumerate(_steps(*[(10.0, False)] * 12))]
+    stream = _stream([replace(one, ms=100.0 if one.interrupted else one.ms) for one in steps])
+    assert stream.interrupted == number
+    assert stream.interrupted_share == pytest.approx(share)
+
+
+def test_the_evaluation_of_an_average_of_the_weights_counts_in_no_figure(run: Run, folder: Path) -> None:
+    """A diffusion model is sampled by its average, every so many steps."""
+    (folder / "average.py").write_text(
+        "import copy, time, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
+        "average = copy.deepcopy(model).eval().requires_grad_(False)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(1, 4000):\n"
+        "    time.sleep(0.02)\n"
+        "    model(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    with torch.no_grad():\n"
+        "        torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 0.01)\n"
+        "        if step % 10 == 0:\n"
+        "            average(torch.randn(2, 4))\n"
+        "            time.sleep(0.5)\n"
+    )
+    session, error = run("average.py", "scope=eager,as_written=on", min_passes=4, max_passes=4)
+    assert error is session.error is None
+    assert session.stream is not None
+    assert session.stream.interrupted > 3
+    assert session_results.measurement(session).samples_per_s > 1.5 * 2 / 0.07  # which it would be with the evaluations
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_what_each_step_computes_in_evaluation_mode_is_said_not_to_be_compiled(evaluates: bool, run: Run, folder: Path) -> None:
+    """DPO by the same model without its adapters is a reference that no setting compiles."""
+    (folder / "dpo.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(4000):\n"
+        "    x = torch.randn(2, 4)\n"
+        "    with torch.no_grad():\n"
+        f"        reference = model.train({not evaluates})(x)\n"
+        "    (model.train()(x) - reference).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("dpo.py", "scope=eager,as_written=on")
+    assert error is session.error is None
+    (said,) = (line for line in session_results.findings(session) if line.startswith("most steps also call the model"))
+    assert ("no setting compiles it" in said) is evaluates
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ A module keeps its class, its attributes and the keys of its `state_dict`. Its f
 weights) include. A class's forward gets a code object for each size of its weights: kinds of blocks share no limit of graphs.
 """
 
-import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,7 +38,7 @@ from compile_sweep.script.apply.captured import capture
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.huggingface import autocast_experts, without_cache
 from compile_sweep.script.apply.padding import Padder, why_not_padded
-from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing
+from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing, copies_of
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 
@@ -175,7 +174,7 @@ def apply_to_modules(
     if settings.memory_format is not None:
         refuse_memory_format(settings, every)
         for target in targets:
-            for module in (target.module, *_copies(target.module)):
+            for module in (target.module, *copies_of(target.module)):  # updates between different strides are slow
                 cast(Any, module).to(memory_format=getattr(torch, settings.memory_format))
     if settings.float8 is not None:
         refuse_float8(settings, every, targets[0].device)
@@ -192,7 +191,7 @@ def apply_to_modules(
     if settings.scope is not Scope.EAGER:
         _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile)
     elif settings.claims_cudagraphs:
-        capture(compilable(targets))
+        capture(compilable(targets, captures=True))
     if settings.claims_cudagraphs:
         for target in compilable(targets):
             if target.outlasts:
@@ -224,23 +223,16 @@ def _compile_modules(
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
 
 
-def _copies(module: nn.Module) -> list[nn.Module]:
-    """Returns other models with the same weights' shapes, such as an average: updates between different strides are slow."""
-    shapes = {name: weight.shape for name, weight in module.named_parameters()}
-    same_kind = [one for one in gc.get_objects() if type(one) is type(module) and one is not module]
-    return [one for one in same_kind if {name: weight.shape for name, weight in one.named_parameters()} == shapes]
-
-
-def compilable(targets: Sequence[Target]) -> list[Target]:
-    """Returns the targets to compile; raises ScriptError if none can be."""
+def compilable(targets: Sequence[Target], *, captures: bool = False) -> list[Target]:
+    """Returns the targets to compile, or to capture as CUDA graphs; raises ScriptError if none can be."""
     found = [target for target in targets if not target.stays_eager]
     if found or any(target.is_left_out for target in targets):
         return found
     names = ", ".join(target.name for target in targets)
-    raise ScriptError(
-        f"the script differentiates the gradients of {names} again (create_graph=True), which compiled code cannot do; use "
-        "scope=eager, whose settings of optimizer, precision and attention kernel still apply"
-    )
+    cannot = "compiled code cannot do; use scope=eager, whose settings of optimizer, precision and attention kernel still apply"
+    if captures:
+        cannot = "CUDA graphs cannot do; leave cudagraphs out"
+    raise ScriptError(f"the script differentiates the gradients of {names} again (create_graph=True), which {cannot}")
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:
@@ -303,8 +295,8 @@ def _compiled_apart(
 def _blocks(settings: CompileSettings, targets: Sequence[Target]) -> dict[nn.Module, Target]:
     blocks = {target.module.get_submodule(name): target for target in targets for name in target.blocks}
     if not blocks:
-        names = ", ".join(type(target.module).__name__ for target in targets)
-        raise ScriptError(settings.without_blocks(names or "the script"))
+        several = f"each of {', '.join(target.name for target in targets)}" if targets else "the script"
+        raise ScriptError(settings.without_blocks(type(targets[0].module).__name__ if len(targets) == 1 else several))
     return blocks
 
 
