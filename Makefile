@@ -126,8 +126,11 @@ pip_install = $(run_pip) \
 compile_packages = $(IN_VENV) -m compileall -q -j 0 -x 'site-packages/(.+/)?(tests|$(hardly_imported))/' \
 	"$$($(IN_VENV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>$(LOG) 2>&1 || true
 
-hardly_imported = $(never_imported)|databricks|moto|mypyc?|plotly/graph_objs|sqlalchemy|transformers/models
-never_imported = cfnlint|graphql|mlflow|pymdownx|ray/(llm|rllib|serve)|sympy/physics|torch/testing
+hardly_imported = $(never_imported)|$(never_imported_parts)|$(in_small_part)
+in_small_part = databricks|moto|mypyc?|pip|plotly/graph_objs|pygments/lexers|sqlalchemy|transformers/models
+never_imported = cfnlint|google/(api_core|auth)|graphql|mlflow|playwright/async_api|pyasn1_modules|pymdownx|ray/(llm|rllib|serve)
+never_imported_parts = $(of_numbers)|huggingface_hub/(cli|inference)|pydantic/v1|torch/(_vendor|testing)|transformers/(exporters|pipelines)
+of_numbers = numpy/distutils|scipy/(integrate|interpolate|io|ndimage|signal|stats)|sympy/(combinatorics|parsing|physics|stats)
 
 # Before anything is made: one sentence on what is missing. It goes through $(error) because a failed recipe would add a line.
 check:

@@ -93,12 +93,8 @@ class Tried:
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs the command; returns its exit code: 0 if every scope works under some strategy for lengths, else 1."""
     own, arguments = split_arguments(command_line.words_of(arguments))
-    return command_line.run(lambda: _check(parse_own(Options, prog, _without_flag(own), arguments), arguments))
-
-
-def _without_flag(words: Sequence[str]) -> list[str]:
-    """Returns the words with `--workload NAME`, as a sweep takes it, replaced by the plain name."""
-    return [word.removeprefix("--workload=") for word in words if word != "--workload"]
+    own = [word.removeprefix("--workload=") for word in own if word != "--workload"]  # as a sweep takes the name
+    return command_line.run(lambda: _check(parse_own(Options, prog, own, arguments), arguments))
 
 
 def _check(options: Options, arguments: Sequence[str] | None) -> int:

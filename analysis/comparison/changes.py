@@ -108,7 +108,9 @@ def compare(
     """Returns the settings that both sweeps of one workload have recorded, side by side; ConfigError if there are none."""
     infos = sweeps or (SweepInfo(), SweepInfo())
     refuse_other_work(*infos)
-    first, second = (_by_setting(df) for df in (before, after))
+    first, second = (
+        {(str(row["settings_key"]), int(row["num_workers"])): row for _, row in standing(df).iterrows()} for df in (before, after)
+    )
     shared = [key for key in first if key in second]
     if not shared:
         raise ConfigError("the sweeps have no setting with the same number of workers in common, so there is nothing to compare")
@@ -184,10 +186,6 @@ def _share(logarithm: float) -> float:
 def is_usable(pair: Pair) -> bool:
     """Tells whether the setting is ok in both sweeps."""
     return bool(pair.before["status"] == Status.OK) and bool(pair.after["status"] == Status.OK)
-
-
-def _by_setting(df: pd.DataFrame) -> dict[tuple[str, int], pd.Series]:
-    return {(str(row["settings_key"]), int(row["num_workers"])): row for _, row in standing(df).iterrows()}
 
 
 def _pair(before: pd.Series, after: pd.Series, between: Mapping[str, Noise]) -> Pair:

@@ -152,7 +152,8 @@ def callout_annotations(
         Label(*axes.pixel(c.x, c.y), max(map(len, c.lines), default=0) * _CHAR_PX + 6, len(c.lines) * _LINE_PX + 4)
         for c in callouts
     ]
-    obstacles = [_marker_box(*axes.pixel(*marker)) for marker in markers]
+    pixels = [axes.pixel(*marker) for marker in markers]
+    obstacles = [Box(x - _MARKER_PX, y - _MARKER_PX, x + _MARKER_PX, y + _MARKER_PX) for x, y in pixels]
     obstacles += _step_boxes([axes.pixel(*corner) for corner in steps], axes)
     ends = [(axes.pixel(x, low), axes.pixel(x, high)) for x, low, high in bars]
     obstacles += [Box(at - 3, high, at + 3, low) for (at, low), (_, high) in ends]
@@ -178,10 +179,6 @@ def _annotation(callout: Callout, dx: float, dy: float) -> dict[str, Any]:
         "standoff": _MARKER_PX,
         "font": {"size": _FONT_PX},
     }
-
-
-def _marker_box(x: float, y: float) -> Box:
-    return Box(x - _MARKER_PX, y - _MARKER_PX, x + _MARKER_PX, y + _MARKER_PX)
 
 
 def _step_boxes(corners: Sequence[tuple[float, float]], axes: Axes) -> list[Box]:

@@ -383,7 +383,6 @@ def test_a_restart_finds_all_that_the_cold_process_left(tmp_path: Path) -> None:
     assert "full, default, static" in done.stdout
 
 
-@pytest.mark.alone
 @pytest.mark.nightly("runs a benchmark on a cluster of two nodes; test_cluster_memory.py covers artifacts in a cluster's memory")
 @pytest.mark.slow
 def test_artifacts_go_between_two_nodes(tmp_path: Path) -> None:

@@ -210,7 +210,6 @@ def test_it_needs_a_quarter_of_the_cost_on_tables_like_recorded_ones_and_less_th
     assert sum(own < chance for own, chance in zip(shares, by_chance, strict=True)) >= 5
 
 
-@pytest.mark.alone
 @pytest.mark.nightly("two minutes of proposals; shorter tests propose from small tables")
 @pytest.mark.slow
 def test_the_time_of_a_proposal_stays_flat_over_thousands_of_trials() -> None:
