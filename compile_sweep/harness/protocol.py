@@ -28,6 +28,8 @@ class Protocol:
     max_passes: int = 8
     min_window_s: float = 2.0
     """The window grows until the interval is narrow, or until it has `max_passes` passes and lasts this many seconds."""
+    wide_window_s: float = 8.0
+    """On GPUs, the same if the interval is still wider than `steady.WIDE`; more steps cost little beside a trial's start."""
     max_window_s: float = math.inf
     """Seconds after which a window of `LEAST_PASSES` or more ends, however wide: for steps of seconds, or a busy host."""
     target_width: float = 0.01
@@ -46,6 +48,8 @@ class Protocol:
     """The same if a setting is known that may mend it."""
     counts_new_shapes: bool | None = None
     """Whether steps with new shapes, which take longer, counted of the script as it is; None if that is not known."""
+    mean_step: Sequence[float] | None = None
+    """Samples, tokens and elements of a mean step of the script as it is; None if that is not known."""
     real_passes: int = 3
     """Number of passes over the loader's batches, with pipeline=real."""
 
@@ -56,6 +60,7 @@ class Protocol:
             min_passes=self.min_passes,
             max_passes=self.max_passes,
             min_window_s=min(self.min_window_s if on_gpu else self.cpu_window_s, self.max_window_s),
+            wide_window_s=min(self.wide_window_s, self.max_window_s) if on_gpu else 0.0,
             max_window_s=self.max_window_s,
             target_width=self.target_width if on_gpu else self.cpu_target_width,
         )

@@ -5,8 +5,9 @@ what was launched before; an event before the wait and one after it measure for 
 duration.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,8 @@ class StepTime:
     """Whether its batch had a shape that has not come often enough before, so that code or kernels were prepared for it."""
     samples: int = 1
     tokens: int = 1
+    elements: int = 0
+    """Number of elements of the tensors that the script gave to the modules it trains."""
 
     @property
     def compute_ms(self) -> float:
@@ -50,6 +53,7 @@ class _Open:
     interrupted: bool = False
     is_new: bool = False
     size: tuple[int, int] = (1, 1)
+    elements: int = 0
 
 
 class StepClock:
@@ -85,6 +89,11 @@ class StepClock:
         if self._now is not None:
             self._now.is_new = True
 
+    def meet(self, shapes: Iterable[tuple[int, ...]]) -> None:
+        """Notes that a module was given tensors of these shapes in the current step."""
+        if self._now is not None:
+            self._now.elements += sum(map(math.prod, shapes))
+
     @property
     def is_interrupted(self) -> bool:
         """Whether the current step includes something other than training."""
@@ -103,6 +112,7 @@ class StepClock:
                 is_new=one.is_new,
                 samples=one.size[0],
                 tokens=one.size[1],
+                elements=one.elements,
             )
             for one in self._steps
         ]

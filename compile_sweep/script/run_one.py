@@ -90,7 +90,7 @@ class Reporter:
             numerics.save(session.trajectory, self._folder / "trajectory")
         if session.kind is Kind.MEASURED:
             stream = session.stream
-            found["counts_new_shapes"] = stream.keeps_new if stream is not None and stream.extra_ms else None
+            found["as_it_is"] = {} if stream is None else stream.to_keep()
             found["measurement"] = together(session_results.measurement(session)).to_dict()
             if self.use is not None:
                 bundle = torch.compiler.save_cache_artifacts()

@@ -353,6 +353,8 @@ class Session:
                 self.num_evaluated += not target.module.training
             else:
                 self._meet(target, shapes_of(*padded(args, kwargs)))
+                if self._clock is not None:
+                    self._clock.meet(shapes_of(args, kwargs))
                 if counts:
                     self._look_at_settings()
                     size = size_of(args, kwargs, is_time_first=time_first)

@@ -298,6 +298,11 @@ def _findings(session: Session) -> Iterator[str]:
             f"{new} of {all_steps} timed steps had a batch of a shape that had not come "
             f"{'twice' if session.has_graphs else 'before'}, and each took {stream.extra_ms:.0f} ms longer; {counts}"
         )
+    if stream is not None and stream.explained:
+        yield (
+            f"a step takes longer with a larger batch ({stream.explained:.0%} of the differences between steps), so the figures "
+            "are of a step with a batch of the mean size"
+        )
     if stream is not None and stream.keeps_new and (slow := len(stream.prepared)):
         steps = "1 timed step with a new shape" if slow == 1 else f"{slow} timed steps with new shapes"
         yield f"{steps} took more than {FAR_SLOWER:g} times as long as a typical one, which counts as warm-up"

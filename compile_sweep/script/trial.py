@@ -233,9 +233,9 @@ class ScriptTrial:
     def run_once(self, folder: Path) -> dict[str, Any]:
         """Measures the settings without judging their numbers; returns the outcome. The recording stays in `folder`."""
         outcome = self._once(folder, "measured", self.settings, tell=True)
-        if self.settings.as_written and self.is_first and outcome["counts_new_shapes"] is not None:
+        if self.settings.as_written and self.is_first and outcome["as_it_is"]:
             self._eager_runs.mkdir(parents=True, exist_ok=True)
-            (self._eager_runs / NEW_SHAPES).write_text(json.dumps(outcome["counts_new_shapes"]), encoding="utf-8")
+            (self._eager_runs / AS_IT_IS).write_text(json.dumps(outcome["as_it_is"]), encoding="utf-8")
         return outcome
 
     def _once(
@@ -262,8 +262,8 @@ class ScriptTrial:
             "script": place.script,
             "base": str(base),
         }
-        if kind == "measured" and (known := self._eager_runs / NEW_SHAPES).exists():
-            assignment["protocol"] = {**self.protocol, "counts_new_shapes": json.loads(known.read_text(encoding="utf-8"))}
+        if kind == "measured" and (known := self._eager_runs / AS_IT_IS).exists():
+            assignment["protocol"] = {**self.protocol, **json.loads(known.read_text(encoding="utf-8"))}
         if kind == "measured" and self.watches is not None:
             assignment["restored"] = [[artifact.kind, artifact.key, artifact.cost_s] for artifact in self.watches]
         (folder / "assignment").write_text(json.dumps(assignment), encoding="utf-8")
@@ -441,8 +441,8 @@ def _judged(
     return {"numerics": judged.to_dict()}
 
 
-NEW_SHAPES = "new-shapes"
-"""Name of the file, beside the eager runs, that says whether steps with new shapes counted of the script as it is."""
+AS_IT_IS = "as-it-is"
+"""Name of the file, beside the eager runs, that has what the protocol of other settings takes from the script as it is."""
 
 SKIPS = "skips-steps"
 """Name of the file, beside the eager runs, that is there if the script as it is goes on after losses that are not finite."""

@@ -122,6 +122,25 @@ def test_a_window_that_has_had_its_time_ends_with_three_passes_however_wide_it_i
         assert len(window.passes) == passes
 
 
+@pytest.mark.parametrize(("noise", "passes"), [(0.0, 10), (0.2, 80)])
+def test_a_wide_window_goes_on_longer_than_one_that_says_enough(
+    noise: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, batches = [0.0], pool()
+    times = iter(drawn(np.random.default_rng(0), 200, noise=noise))
+
+    def timed(*_: object) -> list[float]:
+        now[0] += 0.1
+        return next(times)
+
+    monkeypatch.setattr("compile_sweep.harness.steady.timed", timed)
+    monkeypatch.setattr("compile_sweep.harness.steady.time.monotonic", lambda: now[0])
+    window = first_pass(lambda _: torch.tensor(0.0), batches, CPU)
+    asked = replace(limits(4, 8, 0.0 if noise else 0.01, min_window_s=1.0), wide_window_s=8.0)
+    grow(window, lambda _: torch.tensor(0.0), batches, asked, CPU)
+    assert passes <= len(window.passes) <= 1.3 * passes
+
+
 def test_one_length_gives_the_plain_median_and_several_the_mean_of_each_lengths_own() -> None:
     passes = [[1.0, 9.0], [2.0, 10.0], [30.0, 11.0]]
     assert stratified_median(passes, [16, 16]) == statistics.median([1, 9, 2, 10, 30, 11])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from statistics import median
 import pytest
 import torch
 
+from compile_sweep.harness import steady
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script import clock, session_results, steady_steps
@@ -351,3 +353,85 @@ def test_launches_do_not_limit_a_step_if_the_device_is_behind_with_them(
     session, error = run("short.py", "scope=eager,as_written=on")
     assert error is session.error is None
     assert ("us_per_operator" in session_results.model_facts(session)) is is_known
+
+
+def _sized(number: int, seed: int, *, slope: float = 0.2, noise: float = 2.0) -> list[StepTime]:
+    """Steps whose batches of 8 have 100 to 500 elements, one token for every four."""
+    draws = random.Random(seed)
+    sizes = [draws.randrange(100, 500, 4) for _ in range(number)]
+    times = [20 + slope * size + draws.gauss(0, noise) for size in sizes]
+    return [
+        StepTime(ms=ms, wait_ms=0.0, interrupted=False, samples=8, tokens=size // 4, elements=size)
+        for ms, size in zip(times, sizes, strict=True)
+    ]
+
+
+def _of_size(steps: Sequence[StepTime], mean_step: Sequence[float] | None = None) -> Stream:
+    stream = Stream.after(_steps((150.0, False)), Protocol(mean_step=mean_step), torch.device("cpu"))
+    stream.take(steps)
+    return stream
+
+
+def test_steps_are_timed_as_if_each_had_a_batch_of_the_mean_size() -> None:
+    """Two runs that happened to get other batches agree, and each rate's interval holds the true one."""
+    mean_step = (8.0, 75.0, 300.0)
+    true = 8 / (20 + 0.2 * 300) * 1e3
+    widths, raw_widths, within = [], [], 0
+    for seed in range(100):
+        steps = _sized(20, seed)
+        stream = _of_size(steps, mean_step)
+        assert stream.mean_size() == (8.0, 75.0)
+        low, high = stream.throughput(*stream.mean_size()).ci95
+        within += low <= true <= high
+        widths.append(high - low)
+        raw = steady.throughput([[one.ms for one in steps[at : at + 2]] for at in range(0, 20, 2)], samples=16, tokens=150)
+        raw_widths.append(raw.ci95[1] - raw.ci95[0])
+    assert within >= 90
+    assert median(widths) < median(raw_widths) / 4
+
+
+def test_sizes_that_times_do_not_follow_change_nothing() -> None:
+    steps = _sized(40, seed=1, slope=0.0)
+    stream = _of_size(steps, (8.0, 75.0, 300.0))
+    assert not stream.explained
+    assert [ms for times in stream.passes for ms in times] == [one.ms for one in steps]
+    assert stream.mean_size() == (8, pytest.approx(sum(one.tokens for one in steps) / 40))
+
+
+def test_another_batch_size_is_timed_at_its_own_mean() -> None:
+    steps = [replace(one, samples=16, elements=4 * one.elements) for one in _sized(40, seed=2)]
+    stream = _of_size(steps, (8.0, 75.0, 300.0))
+    assert stream.explained > 0.9
+    assert stream.mean_size() == (16, pytest.approx(sum(one.tokens for one in steps) / 40))
+    assert stream.median_ms == pytest.approx(median(one.ms for one in steps), rel=0.1)
+
+
+SIZED = """
+import random, time, torch
+net, draws = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)), random.Random(0)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(2000):
+    words = draws.choice(range(20, 201, 20))
+    ids = torch.randint(20, (4, words))
+    loss = torch.nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten())
+    time.sleep(words * 2e-4)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_says_that_its_times_follow_its_batches(run: Run, folder: Path) -> None:
+    (folder / "sized.py").write_text(SIZED, encoding="utf-8")
+    session, error = run("sized.py", "scope=eager,as_written=on", cpu_window_s=1.5)
+    assert error is None
+    assert session.stream is not None
+    assert session.stream.explained > 0.5
+    samples, tokens, elements = session.stream.to_keep()["mean_step"]
+    assert (samples, elements) == (4, tokens)
+    assert any("a step takes longer with a larger batch" in one for one in session_results.findings(session))
+
+
+def test_a_few_steps_do_not_follow_their_sizes_by_chance() -> None:
+    adjusted = sum(bool(_of_size(_sized(10, seed, slope=0.0)).explained) for seed in range(200))
+    assert adjusted <= 5

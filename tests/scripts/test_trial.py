@@ -439,19 +439,19 @@ def test_losses_that_are_not_finite_are_the_scripts_own_if_eager_training_goes_o
 
 
 class _Told:
-    """Stands for runs that end at once, with an outcome that says whether new shapes counted."""
+    """Stands for runs that end at once, with an outcome that says what to keep of the script as it is."""
 
     def __init__(self) -> None:
-        self.counted: bool | None = None
+        self.kept: dict[str, Any] = {}
         self.protocols: list[dict[str, Any]] = []
 
     def __call__(self, assignment: Path, folder: str, environment: Mapping[str, str], log: Path | None) -> trial.Running:
         self.protocols.append(json.loads(assignment.read_text())["protocol"])
-        assignment.with_name("outcome").write_text(json.dumps({"counts_new_shapes": self.counted}))
+        assignment.with_name("outcome").write_text(json.dumps({"as_it_is": self.kept}))
         return cast(trial.Running, SimpleNamespace(poll=lambda: 0, end=lambda: None))
 
 
-def test_new_shapes_count_as_they_did_of_the_script_as_it_is(folder: Path, tmp_path: Path) -> None:
+def test_steps_are_counted_and_sized_as_those_of_the_script_as_it_is(folder: Path, tmp_path: Path) -> None:
     runs = _Told()
 
     def measure(settings: str) -> dict[str, Any]:
@@ -467,8 +467,8 @@ def test_new_shapes_count_as_they_did_of_the_script_as_it_is(folder: Path, tmp_p
         ).run_once(base / "run")
         return runs.protocols[-1]
 
-    assert measure("scope=eager,as_written=on") == {"min_passes": 3}, "nothing took longer"
-    runs.counted = False
+    assert measure("scope=eager,as_written=on") == {"min_passes": 3}, "no step counted"
+    runs.kept = {"counts_new_shapes": False, "mean_step": [4.0, 60.0, 240.0]}
     assert measure("scope=full") == {"min_passes": 3}, "a compiled setting decides nothing"
     assert measure("scope=eager,as_written=on") == {"min_passes": 3}
-    assert measure("scope=full") == {"min_passes": 3, "counts_new_shapes": False}
+    assert measure("scope=full") == {"min_passes": 3, **runs.kept}
