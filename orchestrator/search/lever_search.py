@@ -573,10 +573,9 @@ def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
         return True
     if setting.dynamic is Dynamic.MARK and facts.batches_change is False:
         return True
-    if setting.claims_cudagraphs and setting.pad_to_multiple_of is None:
-        is_captured = setting.scope is Scope.EAGER
-        if facts.shapes_recur is False or (is_captured and (facts.num_shapes or 1) > MOST_CAPTURED_SHAPES):
-            return True  # each shape would be recorded, and not come again
+    hardly_recur = facts.shapes_recur is False or (facts.num_shapes or 1) > MOST_CAPTURED_SHAPES
+    if setting.claims_cudagraphs and setting.pad_to_multiple_of is None and hardly_recur:
+        return True  # each shape would be recorded, and hardly come again while it is timed
     return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 
 

@@ -546,9 +546,13 @@ def test_a_loop_of_thousands_of_operators_is_not_compiled_in_a_few_minutes() -> 
     assert proposed == [True, False]
 
 
+@pytest.mark.parametrize("graphs", ["scope=eager,cudagraphs=on", "scope=regional,mode=reduce-overhead"])
 @pytest.mark.parametrize(("shapes", "padded", "is_proposed"), [(16, False, True), (17, False, False), (17, True, True)])
-def test_a_capture_is_proposed_unless_batches_have_too_many_shapes(shapes: int, padded: bool, is_proposed: bool) -> None:
-    fused = CompileSettings.parse(f"scope=eager,cudagraphs=on{',pad_to_multiple_of=64' if padded else ''}")
-    searching = LeverSearch(Candidates([*SETTINGS, fused]), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+def test_cuda_graphs_are_proposed_unless_batches_have_too_many_shapes(
+    graphs: str, shapes: int, padded: bool, is_proposed: bool
+) -> None:
+    setting = CompileSettings.parse(f"{graphs}{',pad_to_multiple_of=64' if padded else ''}")
+    searching = LeverSearch(Candidates([*SETTINGS, setting]), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
     tell_first(searching, {"has_blocks": True, "num_shapes": shapes})
-    assert any(step.setting == fused for step in run(searching, {"captured_cudagraphs=on": 0.3})) is is_proposed
+    gains = {"captured_cudagraphs=on": 0.3, "compiled_scope=regional": 0.3, "mode=reduce-overhead": 0.3}
+    assert any(step.setting == setting for step in run(searching, gains)) is is_proposed
