@@ -358,14 +358,16 @@ def shifted(x: Tensor) -> Tensor:
 
 
 class Configured(Net):
-    """Reads a global, an option within a function that it calls, and a number of its configuration."""
+    """Reads a global, an option within a function that it calls, numbers of its configuration, and one of its options."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = SimpleNamespace(weight=1.0)
+        self.config = SimpleNamespace(weight=1.0, schedule={"warm": {"factor": 1.0}})
+        self.options = {"offset": 0.0}
 
     def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
-        return super().forward(shifted(x) * self.config.weight, SCALE)
+        x = shifted(x) * self.config.weight * self.config.schedule["warm"]["factor"]
+        return super().forward(x + self.options["offset"], SCALE)
 
 
 def test_numbers_that_a_forward_reads_elsewhere_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,9 +377,9 @@ def test_numbers_that_a_forward_reads_elsewhere_are_noticed(monkeypatch: pytest.
     for _ in range(3):
         call(x)["logits"].sum().backward()
     assert recorder.replayed == 2
-    changes = [(sys.modules[__name__], "SCALE"), (OPTIONS, "shift"), (net.config, "weight")]
-    for number, (place, name) in enumerate(changes):
-        monkeypatch.setattr(place, name, 3.0)
+    places = [vars(sys.modules[__name__]), vars(OPTIONS), vars(net.config), net.config.schedule["warm"], net.options]
+    for number, (place, name) in enumerate(zip(places, ("SCALE", "shift", "weight", "factor", "offset"), strict=True)):
+        monkeypatch.setitem(place, name, 3.0)
         call(x)["logits"].sum().backward()
         call(x)["logits"].sum().backward()
         assert (recorder.recorded, recorder.replayed) == (2 + number, 3 + number)

@@ -19,26 +19,41 @@ CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 def numbers_read_by(parts: Sequence[nn.Module]) -> list[tuple[dict[str, Any], list[str]]]:
     """Returns where numbers, strings and switches are that modules may read in a forward, and their names there.
 
-    They are the modules' own attributes, such as `training` or a temperature, those of objects that modules hold, such as a
-    configuration, and what the code of their classes names among the globals of its file.
+    They are the modules' own attributes, such as `training` or a temperature, and what the code of their classes names among the
+    globals of its file; those of objects among these, such as a configuration; and those of dictionaries in all of them.
     """
     read: list[tuple[dict[str, Any], str]] = []
     seen: set[CodeType] = set()
+    known = {id(one) for part in parts for one in (vars(part), part._parameters, part._buffers, part._modules)}
     for part in parts:
         read += ((vars(part), name) for name in vars(part))
         for function in vars(type(part)).values():
             read += _globals_of(function, seen)
     held = [place[name] for place, name in read]
-    settings = [
-        one for one in held if hasattr(one, "__dict__") and not callable(one) and not isinstance(one, Tensor | ModuleType)
-    ]
-    read += ((vars(one), name) for one in settings for name in vars(one))
+    for level in range(_LEVELS):
+        found = [_options(one, of_objects=level == 0) for one in held]
+        inside = {id(place): place for place in found if place is not None and id(place) not in known}
+        known |= inside.keys()
+        read += ((place, name) for place in inside.values() for name in place)
+        held = [one for place in inside.values() for one in place.values()]
     places: dict[int, tuple[dict[str, Any], list[str]]] = {}
     for place, name in read:
         names = places.setdefault(id(place), (place, []))[1]
         if isinstance(place[name], CONSTANTS) and name not in names:
             names.append(name)
     return [(place, names) for place, names in places.values() if names]
+
+
+_LEVELS, _MOST_OPTIONS = 3, 256
+
+
+def _options(held: Any, *, of_objects: bool) -> dict[str, Any] | None:
+    """Returns the options in a dictionary, or an object; None if it is something else, or as large as a vocabulary."""
+    if not isinstance(held, dict):
+        if not of_objects or callable(held) or isinstance(held, Tensor | ModuleType):
+            return None
+        held = getattr(held, "__dict__", None)
+    return held if isinstance(held, dict) and len(held) <= _MOST_OPTIONS else None
 
 
 def _globals_of(function: Any, seen: set[CodeType]) -> Iterator[tuple[dict[str, Any], str]]:
