@@ -532,11 +532,10 @@ class Session:
             self._clock.start()
             self._stage = self._warming_up
             return
-        first = not self.stream.passes
         self.stream.take(times)
         self.stream.behind_ms.append(self._clock.behind_ms)
         # What runs eagerly is measured to its end, because the reason for that says more than the speed.
-        if first and self.stream.passes and not self.diagnostics.tells_more_than_speed:
+        if self.stream.begins_to_show() and not self.diagnostics.tells_more_than_speed:
             self._on_first_pass(self)
         if self.stream.is_long_enough():
             self._end()

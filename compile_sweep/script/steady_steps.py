@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -84,6 +85,7 @@ class Stream:
     """For each of `taken`, 1 if it counts as warm-up."""
     _began: float = field(default_factory=time.monotonic)
     _look_again_at: int = 0
+    _shows: bool = False
     _ended: int = 0
     """Number of passes that have ended."""
 
@@ -242,6 +244,24 @@ class Stream:
         left = (ms - at_zero - slope * elements for ms, elements in zip(times, sizes, strict=True))
         return [max(1e-6, expected + scale * one) for one in left]
 
+    @property
+    def _sizes_differ(self) -> bool:
+        return len({one.elements for one in self.taken}) > 1
+
+    def begins_to_show(self) -> bool:
+        """Tells, once, that the passes so far show how fast steps are: the first one, of batches that differ in size a few."""
+        shows = bool(self.passes) and (len(self.times) >= LEAST_FITTED or not self._sizes_differ)
+        begins, self._shows = shows and not self._shows, self._shows or shows
+        return begins
+
+    @property
+    def slack(self) -> float:
+        """How many times faster the steps may be than they seem, because batches differ in size: by two standard errors."""
+        times = [ms for steps in self.passes for ms in steps]
+        if not self._sizes_differ or len(times) < 2:
+            return 1.0
+        return 1 + 2 * statistics.stdev(times) / math.sqrt(len(times)) / statistics.fmean(times)
+
     def to_keep(self) -> dict[str, Any]:
         """Returns what the protocol of other settings takes from the script as it is, by field."""
         found: dict[str, Any] = {"mean_step": self.mean_step} if self._uninterrupted else {}
@@ -249,16 +269,13 @@ class Stream:
 
     @property
     def mean_step(self) -> tuple[float, float, float]:
-        """Samples, tokens and elements of a mean step, of the script as it is if those are known and this one's are alike."""
+        """Samples, tokens and elements of a mean step: of the script as it is, if known and batches have as many samples."""
         found = self._uninterrupted
-        known, sizes = self.protocol.mean_step, [one.elements for one in found]
-        if known is not None and min(sizes) <= known[2] <= max(sizes):
+        known, samples = self.protocol.mean_step, [one.samples for one in found]
+        if known is not None and min(samples) <= known[0] <= max(samples):
             return known[0], known[1], known[2]
-        return (
-            statistics.fmean(one.samples for one in found),
-            statistics.fmean(one.tokens for one in found),
-            statistics.fmean(sizes),
-        )
+        tokens, elements = (statistics.fmean(map(attrgetter(name), found)) for name in ("tokens", "elements"))
+        return statistics.fmean(samples), tokens, elements
 
     def is_long_enough(self) -> bool:
         """Tells whether to stop; worker 0 decides for all."""

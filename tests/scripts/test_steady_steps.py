@@ -435,3 +435,21 @@ def test_a_script_says_that_its_times_follow_its_batches(run: Run, folder: Path)
 def test_a_few_steps_do_not_follow_their_sizes_by_chance() -> None:
     adjusted = sum(bool(_of_size(_sized(10, seed, slope=0.0)).explained) for seed in range(200))
     assert adjusted <= 5
+
+
+def test_a_first_pass_of_large_batches_does_not_stand_for_all() -> None:
+    """What it shows decides whether a trial goes on."""
+    alike, sized = _steps(*[(40.0, False)] * 6), sorted(_sized(16, seed=3), key=lambda one: -one.elements)
+    stream = _stream(alike[:2])
+    assert (stream.begins_to_show(), stream.slack) == (True, 1.0)
+    stream.take(alike[2:4])
+    assert not stream.begins_to_show(), "said once"
+    stream = Stream.after(_steps((150.0, False)), Protocol(mean_step=(8.0, 75.0, 300.0)), torch.device("cpu"))
+    shown = []
+    for at in range(0, 16, 2):
+        stream.take(sized[at : at + 2])
+        shown.append(stream.begins_to_show())
+        if shown[-1]:
+            best = stream.throughput(*stream.mean_size()).samples_per_s * stream.slack
+    assert shown == [False, False, False, True, False, False, False, False]
+    assert best >= stream.throughput(*stream.mean_size()).samples_per_s
