@@ -31,9 +31,12 @@ from compile_sweep.script.apply.graph_recording import (
     Recording,
     distributions_not_validated,
     forward_and_backward,
+    generator_state,
     is_recording,
     on_side_stream,
     recording,
+    set_generator_state,
+    versions_of,
 )
 from compile_sweep.script.apply.module_call import (
     MOST_KINDS,
@@ -84,6 +87,14 @@ class _Graph:
     num_backward: int
     """Number of backward passes through one call: more than one with `retain_graph=True`."""
     slot: "_Slot"
+    eagerly: Callable[[Sequence[Tensor]], list[Tensor]]
+    """Runs the call again as it is, given its tensors; returns the tensors among its results."""
+    call: ModuleCall
+    autocast: tuple[bool, torch.dtype]
+    draws: bool
+    """Whether it draws random numbers on the GPU."""
+    learn: Callable[[Sequence[int]], None]
+    """Notes which of the results, besides those captured with one, got a gradient."""
 
 
 @dataclass(slots=True)
@@ -119,9 +130,11 @@ class _Replay(torch.autograd.Function):
         given, recording = tensors[: len(graph.inputs)], graph.recording
         if given:
             torch._foreach_copy_(list(graph.inputs), list(given))
+        ctx.drawn = generator_state(graph.call.device) if graph.draws else None
         recording.forward.replay()
         graph.slot.latest = waiting
         ctx.graph, ctx.waiting, ctx.are_leaves = graph, waiting, [one.is_leaf for one in given]
+        ctx.given, ctx.versions = given, versions_of(given)
         ctx.set_materialize_grads(False)
         outputs = tuple(one.detach() for one in recording.outputs)
         ctx.mark_non_differentiable(*(one for one, known in zip(outputs, graph.have_gradients, strict=True) if not known))
@@ -129,22 +142,17 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise ScriptError(
-                f"{SETTING} does not work where gradients are differentiated again (create_graph=True) in some steps only; leave "
-                "cudagraphs out"
-            )
         graph, waiting = cast(_Graph, ctx.graph), cast(_Waiting, ctx.waiting)
         is_repeated = waiting.num_left < graph.num_backward
-        if graph.slot.latest is not waiting or (is_repeated and graph.num_backward == 1):
-            raise ScriptError(
-                f"{SETTING} does not work where a backward pass is repeated (retain_graph=True) in some steps only, or after the "
-                "module was called again; leave cudagraphs out"
-            )
         recording = graph.recording
+        pairs = enumerate(zip(recording.output_gradients, given, strict=True))
+        more = [place for place, (memory, gradient) in pairs if memory is None and gradient is not None]
+        is_lost = graph.slot.latest is not waiting or (is_repeated and graph.num_backward == 1)
+        if torch.is_grad_enabled() or is_lost or more:
+            waiting.num_left -= 1
+            graph.learn(more)
+            return None, None, *_computed_again(ctx, given)
         for memory, gradient in zip(recording.output_gradients, given, strict=True):
-            if memory is None and gradient is not None:
-                raise ScriptError(f"{SETTING} does not work where a module's result gets gradients in some steps only")
             if memory is not None:
                 memory.zero_() if gradient is None else memory.copy_(gradient)
         recording.backward.replay()
@@ -154,6 +162,34 @@ class _Replay(torch.autograd.Function):
         copied = graph.num_backward > 1 or not _accumulates(ctx)
         held = [_held(one, copied=copied or leaf) for one, leaf in zip(of_inputs, ctx.are_leaves, strict=True)]
         return None, None, *held, *(_held(one, copied=copied) for one in found)
+
+
+def _computed_again(ctx: Any, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns gradients that were not captured, from a call that runs again as it is.
+
+    They are second derivatives, those of results that had no gradient at first, and those of a backward pass that is repeated.
+    """
+    graph, tensors = cast(_Graph, ctx.graph), cast(Sequence[Tensor], ctx.given)
+    if graph.call.has_cudnn_dropout or ctx.versions != versions_of(tensors):
+        why = "has dropout of recurrent layers" if graph.call.has_cudnn_dropout else "was given a tensor that changed since"
+        raise ScriptError(
+            f"{SETTING} does not work where, in some steps only, a backward pass is repeated (retain_graph=True), gradients are "
+            f"differentiated again (create_graph=True) or another result gets a gradient, and the module {why}; leave "
+            "cudagraphs out"
+        )
+    again = torch.is_grad_enabled()
+    if not again:
+        tensors = [one.detach().requires_grad_(one.requires_grad) for one in tensors]
+    enabled, dtype = graph.autocast
+    with graph.call.put_back(), recording(), torch.enable_grad():
+        set_generator_state(graph.call.device, ctx.drawn)
+        with torch.autocast(graph.call.device.type, dtype, enabled=enabled):
+            results = graph.eagerly(tensors)
+        used = [(one, gradient) for one, gradient in zip(results, given, strict=True) if gradient is not None]
+        wanted = [*(one for one in tensors if one.requires_grad), *graph.parameters]
+        outputs, gradients = [one for one, _ in used], [gradient for _, gradient in used]
+        found = iter(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True, create_graph=again))
+    return [*(next(found) if one.requires_grad else None for one in tensors), *found]
 
 
 def _held(gradient: Tensor | None, *, copied: bool) -> Tensor | None:
@@ -242,7 +278,7 @@ class CapturedModule:
         if graph is None:
             if len(slot.graphs) == MOST_CAPTURED_SHAPES:
                 return self._eagerly(f"it is called in more than {MOST_CAPTURED_SHAPES} ways, by shapes or values", args, kwargs)
-            made = self._capture(leaves, structure, self._uses[number], slot)
+            made = self._capture(leaves, structure, number, slot)
             if isinstance(made, str):
                 return self._eagerly(self._refuse(made), args, kwargs)
             graph = slot.graphs[number] = made
@@ -298,49 +334,70 @@ class CapturedModule:
         self._skipped(reason)
         return self._call.inner(*args, **kwargs)
 
-    def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, uses: Sequence[int], slot: _Slot) -> _Graph | str:
-        """Captures a call; returns why if it cannot be."""
-        call = self._call
+    def _learn(self, number: int, places: Sequence[int]) -> None:
+        """Notes that more of a call's results get gradients; the next call of the kind is captured anew."""
+        for place in places:
+            self._uses[number][place] += 1
+        for slot in self._slots if places else ():
+            slot.graphs.pop(number, None)
+
+    def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, number: int, slot: _Slot) -> _Graph | str:
+        """Captures a call of a kind; returns why if it cannot be."""
+        call, uses = self._call, self._uses[number]
         inputs = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor)]
         parameters = [one for one in call.parameters if one.requires_grad]
         stand_ins = {one: _stand_in(one) for one in call.parameters}
         results: list[Any] = []
         structures: list[pytree.TreeSpec] = []
 
-        def run() -> list[Tensor]:
+        constants = [None if isinstance(one, Tensor) else one for one in leaves]
+        places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
+
+        def eagerly(tensors: Sequence[Tensor]) -> list[Tensor]:
             nonlocal results
-            copies = iter(inputs)
-            args, kwargs = pytree.tree_unflatten([next(copies) if isinstance(one, Tensor) else one for one in leaves], structure)
-            with _replaced(call.parts, stand_ins):
-                results, outer = pytree.tree_flatten(call.inner(*args, **kwargs))
+            given = list(constants)
+            for place, one in zip(places, tensors, strict=True):
+                given[place] = one
+            args, kwargs = pytree.tree_unflatten(given, structure)
+            results, outer = pytree.tree_flatten(call.inner(*args, **kwargs))
             structures.append(outer)
             return [one for one in results if isinstance(one, Tensor)]
 
-        before = [one._version for one in inputs]
+        def run() -> list[Tensor]:
+            with _replaced(call.parts, stand_ins):
+                return eagerly(inputs)
+
+        before = versions_of(inputs)
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
         with call.put_back() as changed, recording(), distributions_not_validated():
+            drawn = generator_state(call.device)
             try:
                 have_gradients, reason = on_side_stream(call.device, lambda: forward_and_backward(run, uses, wanted, parameters))
             except Exception as error:
                 return why_a_trial_run_failed(error)
+            draws = drawn is not None and not torch.equal(drawn, cast(Tensor, generator_state(call.device)))
             reason = changed() or unsuitable(results, "returns", call.device) or reason
             if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
                 reason = reason or "it moves its weights"
-            if before != [one._version for one in inputs]:
+            if before != versions_of(inputs):
                 reason = reason or "it changes its arguments in place"
             if reason:
                 return reason
             made = self._recorded(run, uses, wanted, slot.pool)
-        constants = [TENSOR if isinstance(one, Tensor) else one for one in results]
         return _Graph(
             inputs=inputs,
             parameters=parameters,
             recording=made,
             have_gradients=have_gradients,
-            constants=constants,
+            constants=[TENSOR if isinstance(one, Tensor) else one for one in results],
             structure=structures[-1],
             num_backward=max(uses),
             slot=slot,
+            eagerly=eagerly,
+            call=call,
+            autocast=self._kinds[number].autocast,
+            draws=draws,
+            learn=partial(self._learn, number),
         )
 
     def _recorded(

@@ -14,6 +14,7 @@ from compile_sweep.script.apply.graph_recording import (
     distributions_not_validated,
     on_side_stream,
     recording,
+    versions_of,
 )
 from compile_sweep.script.apply.module_call import MOST_KINDS, TENSOR, Kind, ModuleCall, unsuitable
 
@@ -85,8 +86,7 @@ class ForwardGraphs:
             results, outer = pytree.tree_flatten(call.inner(*args, **kwargs))
             return [one for one in results if isinstance(one, Tensor)]
 
-        has_versions = not torch.is_inference_mode_enabled()
-        before = [one._version for one in inputs] if has_versions else []
+        before = versions_of(inputs)
         with call.put_back() as changed, recording(), distributions_not_validated():
             try:
                 outputs = on_side_stream(call.device, run)
@@ -94,7 +94,7 @@ class ForwardGraphs:
                 return None
             if changed() or unsuitable(results, "returns", call.device) or any(one.requires_grad for one in outputs):
                 return None
-            if has_versions and before != [one._version for one in inputs]:  # it changes its arguments
+            if before != versions_of(inputs):  # it changes its arguments
                 return None
             self._pool = self._pool or self._recorder.new_pool()
             torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it

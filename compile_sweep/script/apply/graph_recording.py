@@ -91,6 +91,22 @@ def _waiting_is_an_error() -> Iterator[None]:
         set_mode(before)
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Returns numbers that differ once tensors were changed in place."""
+    return [0 if one.is_inference() else one._version for one in tensors]
+
+
+def generator_state(device: torch.device) -> Tensor | None:
+    """Returns where a GPU's random numbers are; None for a CPU, whose no captured call draws."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_generator_state(device: torch.device, state: Tensor | None) -> None:
+    """Puts a GPU's random numbers where they were."""
+    if state is not None:
+        torch.cuda.set_rng_state(state, device)
+
+
 _is_recording = False
 
 
@@ -103,11 +119,11 @@ def is_recording() -> bool:
 def recording() -> Iterator[None]:
     """Has no part's call captured by itself in the block."""
     global _is_recording
-    _is_recording = True
+    before, _is_recording = _is_recording, True
     try:
         yield
     finally:
-        _is_recording = False
+        _is_recording = before
 
 
 @contextmanager
