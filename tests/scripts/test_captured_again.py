@@ -7,6 +7,7 @@ import torch
 from graphs_on_cpu import Recorder
 from torch import Tensor, nn
 
+from compile_sweep.script.apply import captured
 from compile_sweep.script.apply.captured import CapturedModule
 from compile_sweep.script.job import ScriptError
 from tests.scripts.test_captured import Net, Step, trained
@@ -64,6 +65,24 @@ def test_what_was_not_captured_is_computed_again(step: Step) -> None:
     torch.testing.assert_close(held, weights)
     assert not reasons
     assert recorder.replayed >= 10
+
+
+@pytest.mark.parametrize(("weights_bytes", "most"), [(0, 32), (2**27, 8), (2**30, 4)])
+def test_more_calls_of_small_modules_may_wait_for_their_backward_pass(
+    weights_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a policy that acts several times before it learns."""
+    net, recorder, reasons = nn.Linear(6, 3), Recorder(), list[str]()
+    own_bytes = sum(one.nbytes for one in net.parameters())
+    monkeypatch.setattr(captured, "PENDING_BYTES", captured.PENDING_BYTES * own_bytes // max(own_bytes, weights_bytes))
+    call = CapturedModule(net, net._call_impl, reasons.append, recorder=recorder)
+    call(torch.ones(4, 6)).sum().backward()
+    net.zero_grad()
+    torch.stack([call(torch.full((4, 6), float(number))).sum() for number in range(most + 2)]).sum().backward()
+    assert recorder.replayed == most
+    assert reasons == [f"more than {most} of its calls wait for their backward pass"] * 2
+    assert net.weight.grad is not None
+    assert torch.allclose(net.weight.grad, torch.tensor(4.0 * sum(range(most + 2))))
 
 
 def test_a_backward_pass_is_repeated_after_another_call() -> None:

@@ -52,8 +52,10 @@ from compile_sweep.script.job import ScriptError
 
 Call = Callable[..., Any]
 
-MOST_PENDING = 4
-"""Calls of one module that may wait for their backward pass at the same time, each in memory of its own."""
+FEW_PENDING, MOST_PENDING, PENDING_BYTES = 4, 32, 2**30
+"""Calls of one module that may wait for their backward pass at the same time, each with memory of its own: the first number in
+any case, and up to the second if their gradients take no more than the third.
+"""
 
 MOST_CHANGES = 4
 """Calls in a row that differ in numbers, or in where weights are in memory, but not in the shapes of their arguments."""
@@ -243,6 +245,8 @@ class CapturedModule:
         self._uses: list[list[int]] = []
         """For each kind, how often each result of its first call got a gradient from the script; empty if none could."""
         self._num_changed = 0
+        trained_bytes = sum(one.nbytes for one in self._call.parameters if one.requires_grad)
+        self._most_pending = max(FEW_PENDING, min(MOST_PENDING, PENDING_BYTES // max(1, trained_bytes)))
         self._slots: list[_Slot] = []
         self._refused = ""
         if refused := self._call.why_never():
@@ -270,8 +274,8 @@ class CapturedModule:
             return call.inner(*args, **kwargs)
         slot = next((one for one in self._slots if one.is_free), None)
         if slot is None:
-            if len(self._slots) == MOST_PENDING:
-                return self._eagerly(f"more than {MOST_PENDING} of its calls wait for their backward pass", args, kwargs)
+            if len(self._slots) == self._most_pending:
+                return self._eagerly(f"more than {self._most_pending} of its calls wait for their backward pass", args, kwargs)
             self._slots.append(slot := _Slot(self._recorder.new_pool()))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         graph = slot.graphs.get(number)
