@@ -277,11 +277,7 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"the script calls torch.compile itself, on {', '.join(own)}"
     if stream is not None and stream.interrupted:
         steps = "1 timed step" if stream.interrupted == 1 else f"{stream.interrupted} timed steps"
-        share = (
-            f", and no setting is judged by; that took {stream.interrupted_share:.0%} of the time"
-            if stream.interrupted_share > MAX_DATA_WAIT_SHARE
-            else ""
-        )
+        share = f"; it took {stream.interrupted_share:.0%} of the time" if stream.interrupted_share > MAX_DATA_WAIT_SHARE else ""
         yield f"{steps} held an evaluation, a policy that acts or a checkpoint, which no figure includes{share}"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
@@ -329,8 +325,8 @@ def _eager_there(session: Session) -> str:
     if session.num_evaluated <= session.num_without_gradients / 2 or session.own_compile.includes(session.found.primary.module):
         return ""
     return (
-        "; in evaluation mode (model.eval()), as there, no setting compiles it, while a reference or a teacher that is a copy, "
-        "copy.deepcopy(model), is compiled"
+        "; no setting compiles a model in evaluation mode (model.eval()), but a copy of it that serves as a reference or a "
+        "teacher, copy.deepcopy(model), is compiled"
     )
 
 
