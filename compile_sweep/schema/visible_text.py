@@ -54,6 +54,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def ratio_text(ratio: float) -> str:
+    """Formats a ratio of speeds with two decimals or, below 0.1, two significant digits: 12.30, 1.27, 0.0041."""
+    return f"{ratio:.2f}" if ratio == 0 or abs(ratio) >= 0.1 else f"{ratio:.2g}"
+
+
 def spoken_number(number: int) -> str:
     """Formats a number as people say it: 9,490 or 124 million."""
     for unit, name in ((1e9, "billion"), (1e6, "million")):

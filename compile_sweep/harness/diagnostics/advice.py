@@ -28,7 +28,7 @@ from compile_sweep.schema.causes.guards import (
 from compile_sweep.schema.causes.recompiles import RecompileSeries, fold_recompiles
 from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
-from compile_sweep.schema.visible_text import counted
+from compile_sweep.schema.visible_text import counted, ratio_text
 
 _HINTS = (
     (r"TensorFloat32|tf32", "say matmul_precision=high, if the model bears it"),
@@ -278,7 +278,7 @@ def _times(found: Mapping[str, Any]) -> Iterator[str]:
     interval = f"95%: {low:.3g} to {high:.3g}{steadiness}"
     yield f"{found['step_ms_median']:.3g} ms a step ({interval}), {found['samples_per_s']:,.1f} samples/s"
     if found["speedup_eager"] is not None:
-        yield f"{found['speedup_eager']:.2f} times as fast as eager on the same batches"
+        yield f"{ratio_text(found['speedup_eager'])} times as fast as eager on the same batches"
     if found["data_wait_share"] is not None:
         yield f"{found['data_wait_share']:.1%} of the time it waits for data"
 

@@ -16,6 +16,7 @@ from compile_sweep.schema.causes.cause import (
     DROPOUT_OF_TENSORS,
     FAKE,
     KL_DIVERGENCE,
+    MASK_OF_LENGTHS,
     METRIC,
     NUMBER_OF_NUMPY,
     NUMPY,
@@ -122,8 +123,8 @@ BREAKS = (
         "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for a "
         "function of math torch.sqrt(x), for "
         f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask, "
-        "for `not condition` ~condition; or, if it is a number of numpy, make it one of Python before the forward, float(rate), "
-        f"or compute it with Python, {PRODUCT_OF_PYTHON}",
+        "torch.arange(n) < k, for `not condition` ~condition; or, if it is a number of numpy, make it one of Python before the "
+        f"forward, float(rate), or compute it with Python, {PRODUCT_OF_PYTHON}",
         headline=r"Data dependent operator",
         explanation=r"`aten\._local_scalar_dense(?!.*\(Tensor\.tolist\))",
         needs_all=True,
@@ -131,10 +132,10 @@ BREAKS = (
     Cause(
         "value of a tensor",
         "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
-        f"after the step and not in the forward; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in place of "
-        f"int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place can give "
-        "wrong gradients without an error; or try dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or "
-        "float() in the graph",
+        f"after the step and not in the forward; {MASK_OF_LENGTHS}; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in "
+        f"place of int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place "
+        "can give wrong gradients without an error; or try dynamo.capture_scalar_outputs=on, which keeps the number of .item(), "
+        "int() or float() in the graph",
         remedy="dynamo.capture_scalar_outputs=on",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
@@ -185,6 +186,16 @@ BREAKS = (
         "torch.compile cannot trace torch.linalg.lstsq: write q, r = torch.linalg.qr(a) and torch.linalg.solve_triangular(r, "
         "q.mT @ b, upper=True), or torch.linalg.pinv(a) @ b where columns may depend on each other",
         explanation=r"`aten\.linalg_lstsq\b",
+    ),
+    Cause(
+        "unique values",
+        "how many different values there are depends on the data: call torch.unique before the forward, as in the collator, and "
+        "pass in what it returns; or number runs of equal values by where one begins, starts = torch.cat([torch.ones_like("
+        "ids[:1], dtype=torch.bool), ids[1:] != ids[:-1]]) and starts.cumsum(0) - 1, with rows for as many runs as there can be; "
+        "or try dynamo.capture_dynamic_output_shape_ops=on (torch._dynamo.config.capture_dynamic_output_shape_ops = True), which "
+        "keeps any number of values in the graph",
+        explanation=r"`aten\._?unique\w*\.",
+        remedy="dynamo.capture_dynamic_output_shape_ops=on",
     ),
     Cause(
         "output of unknown size",
@@ -249,7 +260,7 @@ BREAKS = (
         "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
         headline=r"logging\.Logger|repr\(\) on tensor|BUILD_STRING",
         explanation=r"builtin operator `(print`|(str|repr|format)` .*'Tensor')|`_?warnings\.|Logging\w*Variable"
-        r"|method `(write|flush)`",
+        r"|method `(write|flush)`|function `tqdm\.write`",
     ),
     Cause(
         "progress bar",

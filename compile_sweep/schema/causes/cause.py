@@ -38,6 +38,10 @@ ANY_ROWS = (
     "any number of rows in the graph, or keep all rows and weight them by a mask"
 )
 
+MASK_OF_LENGTHS = (
+    "mark what is padding at once, torch.arange(T) >= lengths[:, None], in place of a loop that reads each sample's length"
+)
+
 TRUE_OR_FALSE = "set_grad_enabled(not step % 4)"
 
 BANK_OF_TENSORS = (

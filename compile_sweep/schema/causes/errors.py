@@ -194,6 +194,14 @@ EXCEPTIONS = (
         error=SECOND_BACKWARD,
     ),
     Cause(
+        "factorization that fails",
+        "compiled code cannot catch this exception, because a graph runs after the forward's `try`: ask first, in a function "
+        "that raises nothing, failed = torch.linalg.cholesky_ex(a.detach())[1] > 0, or inv_ex or solve_ex, and change the matrix "
+        "where it failed, torch.linalg.cholesky(a + 0.1 * failed[..., None, None] * torch.eye(a.shape[-1])); if the forward "
+        "catches nothing, eager fails here, too, so keep the matrix regular and finite",
+        error=r"\blinalg[._]\w+: .*(not positive-definite|singular|failed to converge)",
+    ),
+    Cause(
         "schedule that ends",
         "the learning rate's schedule has fewer steps than a trial makes, which warms up, times and compares: give it the "
         "number of steps of a whole training run",

@@ -247,6 +247,20 @@ GUARDS = (
         "or, if only the first forward changes it, run one forward before compiling",
     ),
     Cause(
+        "number of rounds or modules",
+        "each value of this number takes a graph, because it says how often a loop runs or which modules do, as in range(n) and "
+        "self.blocks[:n], and neither a tensor nor allow_unspec_int_on_nn_module changes that: set recompile_limit above the "
+        "number of its values, or compile the blocks apart (scope=regional, or scope=modular and parts)",
+        remedy=HIGHER_LIMIT,
+    ),
+    Cause(
+        "end of a slice",
+        "a slice that is empty, of one element or of the whole length takes a graph of its own, as do its ends at 0 and 1: set "
+        "recompile_limit above the number of such cases, some 20 for x[:, start:end], or mark the span by a mask, with start and "
+        "end as tensors, at = torch.arange(x.shape[1]) and torch.where(((at >= start) & (at < end))[:, None], a, b)",
+        remedy=HIGHER_LIMIT,
+    ),
+    Cause(
         "number that crosses a limit",
         "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
         "steps, so time both sides separately, or compare outside compiled code",
@@ -364,7 +378,7 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     if cause is not None and cause.name == "output of unknown size" and of_breaks == {"recurrent layer"}:
         return _NAMED["length after a graph break"]  # its rows are time or samples
     is_local = " from line " in series.first.function and series.first.source.isidentifier()
-    if cause is None and series.first.kind == "size 0" and is_local and "output of unknown size" in of_breaks:
+    if cause is None and series.first.kind == "size 0" and is_local and of_breaks & {"output of unknown size", "unique values"}:
         return _NAMED["output of unknown size"]  # rows that were picked before an earlier break
     if cause is None and series.first.kind.startswith("size "):
         blocks = _NAMED["blocks of different sizes"]
@@ -377,8 +391,14 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
         return _NAMED["made in the first forward"]
     if cause is not None and cause.name == "made in the first forward" and len(series.values) > 1:
         return _cause_of_values(series.values[1:])
+    if cause is not None and cause.name in _OF_OPTIMIZERS and re.match(r"(\w+\.)*forward\b", series.first.function):
+        return _NAMED["Python number that changes"]  # which the forward reads, and not the optimizer's own graph
+    if cause is not None and cause.name in _OF_SLICES and _is_end_of_slice(series.first, recompiles):
+        return _NAMED["end of a slice"]
     if cause is None or cause.name != "module's counter":
         return cause
+    if _is_of_rounds(series.first):
+        return _NAMED["number of rounds or modules"]
     if not all(re.fullmatch(r"-?\d+", value) for value in series.values):  # 0 at first, and then a float
         return _NAMED["Python number that changes"]
     numbers = [int(value) for value in series.values]
@@ -386,6 +406,27 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     if len(steps) > 1 and min(steps) > 0:
         return GROWS_UNEVENLY
     return cause
+
+
+_OF_OPTIMIZERS = ("learning rate", "number of an optimizer")
+_OF_SLICES = ("number that the forward is given", "number that crosses a limit", "Python number that changes")
+
+
+def _is_end_of_slice(first: Recompile, recompiles: Sequence[str]) -> bool:
+    """Tells whether a number that varies ends slices, which torch compiles apart where they are empty or of one element."""
+    there = [one for one in map(Recompile.parse, recompiles) if one.function == first.function]
+    codes = [one.line.partition(" # ")[0] for one in there]
+    bounds = {
+        name for code in codes for found in re.findall(r"\[([^\]#]*:[^\]#]*)\]", code) for name in re.findall(r"\w+", found)
+    }
+    is_split = any(re.fullmatch(r"(?!.*\.size\(\)).+ != [01]", one.guard) for one in there)
+    return is_split and not bounds.isdisjoint(re.findall(r"[A-Za-z_]\w*", first.source))
+
+
+def _is_of_rounds(one: Recompile) -> bool:
+    """Tells whether a module's number is guarded where it says how often a loop runs, or picks from a list of modules."""
+    attribute = re.escape(one.source.rpartition(".")[2])
+    return re.search(rf"# container\.py:\d+ in |\brange\([^#]*\b{attribute}\b", one.line) is not None
 
 
 def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | None:
@@ -420,7 +461,10 @@ def cause_of_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[st
         others = (one for one in map(Recompile.parse, recompiles) if one.function == last.function)
         last = next((one for one in others if not re.match(VIEW.guard, one.guard)), last)
     told = next((one for one in fold_recompiles(recompiles) if one.is_of(last)), RecompileSeries.of(last))
-    return lasting_cause(told, breaks, recompiles), told
+    cause = lasting_cause(told, breaks, recompiles)
+    return (
+        _NAMED["number of rounds or modules"] if cause and cause.name == "module's counter" and _is_of_rounds(last) else cause
+    ), told
 
 
 def advice_on_limit(hit: str, recompiles: Sequence[str] = (), breaks: Sequence[str] = ()) -> str:

@@ -17,10 +17,22 @@ STILL_COMPILING = "compiling has not stopped"
 
 NOTHING_EXPLAINS = "nothing that was recorded explains it"
 
+_FAR_SLOWER_BELOW = 0.85
+"""Speedup over eager below which more than a lack of things to fuse must be at work, or something beside the run."""
+
 _SHORT_STEP_MS = 2.0
 """Step time below which fixed costs matter: a call of compiled code checks guards and passes through AOTAutograd's Python. Two
 layers of 8 × 8, forward and backward, took 0.3 ms longer compiled than in eager on one core of a busy host.
 """
+
+_WITHOUT_GAIN = (
+    "most of the step may be in kernels that eager calls too, such as matrix products and attention, which leaves little to "
+    "fuse; torch.profiler over one step says which"
+)
+_FAR_SLOWER = (
+    "either other work slowed the machine down during this run, which a second run shows, or kernels that the compiler generates "
+    "are slower here than those that eager calls, which torch.profiler over one step of each shows"
+)
 
 _WAITS_FROM = 0.1  # fraction of a step spent waiting for data from which the wait matters
 _LAUNCH_BOUND_BELOW = 0.7  # fraction of a step with kernels running, below which the step is bound by launching them
@@ -49,14 +61,8 @@ def why_not_faster(found: Mapping[str, Any], speedup: float | None, backend: str
     """
     if speedup is None or speedup >= FASTER_FROM:
         return []
-    return [*_runs_eagerly(found, backend), *_around_the_graphs(found)] or [
-        Slowness(
-            "not known",
-            NOTHING_EXPLAINS,
-            "most of the step may be in kernels that eager calls too, such as matrix products and attention, which leaves little "
-            "to fuse; torch.profiler over one step says which",
-        )
-    ]
+    unknown = _WITHOUT_GAIN if speedup >= _FAR_SLOWER_BELOW else _FAR_SLOWER
+    return [*_runs_eagerly(found, backend), *_around_the_graphs(found)] or [Slowness("not known", NOTHING_EXPLAINS, unknown)]
 
 
 def _runs_eagerly(found: Mapping[str, Any], backend: str | None) -> Iterator[Slowness]:

@@ -89,6 +89,11 @@ def with_print_unless_compiling(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+def with_line_above_a_progress_bar(net: Net, x: Tensor) -> Tensor:
+    tqdm.write("step")
+    return net.layer(x)
+
+
 def with_logging(net: Net, x: Tensor) -> Tensor:
     _log.warning("step")
     return net.layer(x)
@@ -445,6 +450,7 @@ BREAKS_OF_PYTHON = [
     Case("print, logging and warnings", with_standard_output, with_print_unless_compiling),
     Case("file, clock or system call", with_folder, plain),
     Case("print, logging and warnings", with_print, with_print_unless_compiling),
+    Case("print, logging and warnings", with_line_above_a_progress_bar, with_print_unless_compiling),
     Case("print, logging and warnings", with_logging, with_logging_unless_compiling),
     Case("print, logging and warnings", with_warning, with_logging_unless_compiling),
     Case("file, clock or system call", with_clock, plain),

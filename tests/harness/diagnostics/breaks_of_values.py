@@ -456,7 +456,38 @@ def with_inverted_tensor(net: Net, x: Tensor) -> Tensor:
     return net.layer(x)
 
 
+def with_lengths_marked_one_by_one(net: Net, x: Tensor) -> Tensor:
+    lengths, mask = x.abs().sum(1).long().clamp(max=8), torch.zeros(4, 8, dtype=torch.bool)
+    for row, length in zip(mask, lengths, strict=True):
+        row.narrow(0, length.item(), 8 - length.item()).fill_(True)
+    return net.layer(x).masked_fill(mask, 0)
+
+
+def with_lengths_marked_at_once(net: Net, x: Tensor) -> Tensor:
+    lengths = x.abs().sum(1).long().clamp(max=8)
+    return net.layer(x).masked_fill(torch.arange(8) >= lengths[:, None], 0)
+
+
+def with_runs_by_unique(net: Net, x: Tensor) -> Tensor:
+    _, runs = torch.unique_consecutive(x[:, 0] > 0, return_inverse=True)
+    return torch.zeros_like(x).index_add(0, runs, net.layer(x))
+
+
+def with_groups_by_unique(net: Net, x: Tensor) -> Tensor:
+    _, runs = (x[:, 0] > 0).unique(return_inverse=True)
+    return torch.zeros_like(x).index_add(0, runs, net.layer(x))
+
+
+def with_runs_by_where_one_begins(net: Net, x: Tensor) -> Tensor:
+    ids = x[:, 0] > 0
+    starts = torch.cat([torch.ones_like(ids[:1], dtype=torch.bool), ids[1:] != ids[:-1]])
+    return torch.zeros_like(x).index_add(0, starts.cumsum(0) - 1, net.layer(x))
+
+
 BREAKS_OF_VALUES = [
+    Case("value of a tensor", with_lengths_marked_one_by_one, with_lengths_marked_at_once),
+    Case("unique values", with_runs_by_unique, with_runs_by_where_one_begins),
+    Case("unique values", with_groups_by_unique, with_runs_by_where_one_begins),
     Case("least squares", with_least_squares, with_triangular_solution),
     Case("identity of an object", with_address, plain),
     Case("memory of a tensor", with_size_of_another, plain),

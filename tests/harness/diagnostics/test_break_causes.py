@@ -19,7 +19,13 @@ from breaks_of_python import (
     with_ufunc,
 )
 from breaks_of_torch import BREAKS_OF_TORCH, with_optimizer_made_there, with_recurrent_layer
-from breaks_of_values import BREAKS_OF_VALUES, with_copy, with_setup_told_by_a_buffer, with_setup_told_by_a_number
+from breaks_of_values import (
+    BREAKS_OF_VALUES,
+    with_copy,
+    with_lengths_marked_one_by_one,
+    with_setup_told_by_a_buffer,
+    with_setup_told_by_a_number,
+)
 from faulty_models import FEW, TORCH, Case, Forward, Net, is_clean, plain, run, run_mended, with_break_in_loop
 from torch import Tensor, nn
 
@@ -268,6 +274,13 @@ def test_a_break_that_leaves_a_function_eager_is_told_with_its_block_and_moved_o
     advice = breaks.advice_on_fallback(found.fallbacks[0], found.graph_break_reasons)
     assert f"a break inside a {block} leaves the whole function eager" in str(advice), found.fallbacks
     assert run(after).fallbacks == []
+
+
+def test_lengths_that_are_read_one_by_one_are_told_how_all_are_marked_at_once() -> None:
+    found = run(with_lengths_marked_one_by_one)
+    told = [breaks.advice_on_fallback(text, found.graph_break_reasons) for text in found.fallbacks]
+    assert told, found
+    assert all("torch.arange(T) >= lengths[:, None], in place of a loop" in str(advice) for advice in told)
 
 
 def test_the_users_line_and_the_hints_do_not_decide() -> None:

@@ -231,6 +231,20 @@ def test_rows_that_were_picked_before_an_earlier_break_depend_on_the_data_and_ar
     assert {cause.name for cause in causes if cause} == {"output of unknown size"}, causes
 
 
+def with_values_and_a_break(net: Net, x: Tensor) -> Tensor:
+    values = torch.unique_consecutive(x[:, 0] > 0)
+    net.last = x[0, 0].item()
+    return net.layer(x) + values.sum() / values.shape[0]
+
+
+def test_values_that_were_picked_before_an_earlier_break_depend_on_the_data_too() -> None:
+    found = run(with_values_and_a_break, dynamic=False)
+    series = [one for one in fold_recompiles(found.recompile_reasons) if one.first.source == "values"]
+    assert series, found.recompile_reasons
+    causes = [cause_of_series(one, found.graph_break_reasons) for one in series]
+    assert {cause.name for cause in causes if cause} == {"output of unknown size"}, causes
+
+
 class Warming(torch.optim.SGD):
     """An optimizer with a schedule of its own, whose step calls that of torch."""
 

@@ -135,6 +135,14 @@ def test_what_a_profile_says_is_why_a_setting_is_not_faster(use: dict[str, float
     assert why_not_faster({**FOUND, "device_use": use}, 1.2) == []
 
 
+@pytest.mark.parametrize(("speedup", "words"), [(1.0, "leaves little to fuse"), (0.53, "generates are slower here than those")])
+def test_a_setting_that_is_far_slower_for_no_known_reason_is_not_said_to_have_little_to_fuse(speedup: float, words: str) -> None:
+    (reason,) = why_not_faster(FOUND, speedup)
+    assert reason.name == "not known"
+    assert words in reason.advice
+    assert ("leaves little to fuse" in reason.advice) is (speedup == 1.0)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler sees a GPU")
 def test_a_profile_that_fails_is_told_and_one_that_was_not_made_is_not() -> None:
     layer = nn.Linear(2, 2)
