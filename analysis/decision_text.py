@@ -22,7 +22,7 @@ SENTENCES = {
     "the probability that it saves anything is {probability}.",
     "use_bound": "It is the fastest setting that meets the constraints; {baseline} does not meet them.",
     "stay": "Stay with {baseline}.",
-    "stay_alone": "No other setting is usable.",
+    "stay_alone": "No other setting that was tried is both usable and faster.",
     "untried": "Cannot tell whether any setting is faster than {baseline}.",
     "untried_why": "No other setting was tried, or its trial failed for a reason that may not be the setting's. What would tell: "
     "a sweep in which one is measured, or the rest of this one (--resume).",

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from compile_sweep.schema.visible_text import ratio_text
+
 MISSING = "—"
 
 
@@ -54,7 +56,7 @@ def gib(num_bytes: Any) -> str:
 def times(ratio: Any) -> str:
     """Formats a speedup as `1.50×`; a dash if missing."""
     converted = number(ratio)
-    return MISSING if converted is None else f"{converted:.2f}×"
+    return MISSING if converted is None else f"{ratio_text(converted)}×"
 
 
 def duration(seconds: Any) -> str:

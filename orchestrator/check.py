@@ -28,6 +28,7 @@ from compile_sweep.schema.errors import ConfigError, WorkloadError
 from compile_sweep.schema.outcome import Label, Status
 from compile_sweep.schema.record import TrialRecord, largest_batch_text, largest_fitting
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Scope
+from compile_sweep.schema.visible_text import ratio_text
 from orchestrator.config import Device, Effort, check_seed
 from orchestrator.environment import fingerprint
 from orchestrator.guard.scratch_folders import check_temp_folder
@@ -260,7 +261,7 @@ def _findings(tried: Tried, target: Target, failed: Sequence[Tried] = ()) -> Ite
         yield f"does not work: {tried.verdict}"
         return
     yield "works" if not tried.verdict else f"do not use: {tried.verdict}"
-    speed = f", {found['speedup_eager']:.2f} times as fast as eager" if found["speedup_eager"] else ""
+    speed = f", {ratio_text(found['speedup_eager'])} times as fast as eager" if found["speedup_eager"] else ""
     compiles = "" if tried.settings.scope is Scope.EAGER else f"; compiles for {found['compile_s']:.1f} s"
     yield f"about {found['step_ms_median']:.3g} ms a step{speed}{compiles}"
     yield from found["findings"]

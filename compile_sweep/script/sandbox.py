@@ -33,6 +33,9 @@ MAX_ENTRIES_ABOVE = 1_000  # a folder with more entries, from the second level a
 
 _LINKED_WHOLE = {".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".tox"}
 
+_MARKS_OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+"""What a virtual environment contains, and one of conda, whatever its name: thousands of folders that no script writes to."""
+
 _SCRATCH = "compile-sweep-"  # begins the names of the folders for temporary files of trials
 
 OFFLINE = {
@@ -119,7 +122,7 @@ class Mirror:
                     continue
                 place = made / entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if is_folder and entry.name not in _LINKED_WHOLE and self._folders + len(waiting) < MAX_FOLDERS:
+                if is_folder and not _is_linked_whole(entry) and self._folders + len(waiting) < MAX_FOLDERS:
                     waiting.append((Path(entry.path), place))
                 else:
                     self._file(entry, place)
@@ -147,6 +150,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(found, key=lambda entry: entry.name)
     except OSError:
         return []
+
+
+def _is_linked_whole(folder: os.DirEntry[str]) -> bool:
+    return folder.name in _LINKED_WHOLE or any(os.path.lexists(Path(folder.path, mark)) for mark in _MARKS_OF_ENVIRONMENTS)
 
 
 def _own(path: Path) -> None:

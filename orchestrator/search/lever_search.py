@@ -275,6 +275,8 @@ class LeverSearch:
         key = str(record["settings_key"])
         if model := record.get("model_facts"):
             self._learn(model)
+            if self._facts.is_fused and not record.get("graphs"):  # unless it compiles itself, that is the script as it is
+                self._strike(lambda setting: levers_of(setting) == {"optimizer": OptimizerKind.FUSED})
         place = self.place_of(key)
         if place is None:
             return

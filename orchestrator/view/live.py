@@ -24,7 +24,7 @@ from compile_sweep.schema.outcome import Phase, Status
 from compile_sweep.schema.record import Caches, TrialRecord, WarmStart
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.short_names import difference, setting_ids, setting_names
-from compile_sweep.schema.visible_text import visible
+from compile_sweep.schema.visible_text import ratio_text, visible
 from orchestrator.guard.progress import Progress
 from orchestrator.view.printed import say
 
@@ -276,13 +276,13 @@ def _best_table(best: Sequence[TrialRecord], state: State, latest: Sequence[Tria
 def _gain(record: TrialRecord, today: TrialRecord | None) -> str:
     if today is None or not record.samples_per_s or not today.samples_per_s:
         return "–"
-    gain = f"{record.samples_per_s / today.samples_per_s:.2f}×"
+    gain = f"{ratio_text(record.samples_per_s / today.samples_per_s)}×"
     if record.samples_per_s_ci95 is None or today.samples_per_s_ci95 is None:
         return gain
     (low, high), (base_low, base_high) = record.samples_per_s_ci95, today.samples_per_s_ci95
     if not (base_low > 0 and math.isfinite(high)):
         return gain
-    return f"{gain} ({low / base_high:.2f}–{high / base_low:.2f})"
+    return f"{gain} ({ratio_text(low / base_high)}–{ratio_text(high / base_low)})"
 
 
 def _last_table(finished: Sequence[TrialRecord], names: Mapping[str, str]) -> Table:

@@ -24,12 +24,12 @@ from compile_sweep.schema.causes.slowness import why_not_faster
 from compile_sweep.schema.outcome import Phase, Status, judge_measurement
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
-from compile_sweep.schema.visible_text import counted
+from compile_sweep.schema.visible_text import counted, ratio_text
 from compile_sweep.script.job import ScriptJob
-from orchestrator.config import Device
+from orchestrator.config import Device, Effort
 from orchestrator.guard.scratch_folders import compile_cache_env
 from orchestrator.plan.estimates import expected_s
-from orchestrator.plan.recipes import AS_WRITTEN, RECIPES
+from orchestrator.plan.recipes import AS_WRITTEN, AUTO_RECIPE, RECIPES
 from orchestrator.plan.scripts import with_baseline
 from orchestrator.plan.space import Target, choose
 from orchestrator.run.forked_attempt import ForkedScriptRuns
@@ -124,20 +124,25 @@ class _ScriptCheck:
         if as_written is None:
             return USAGE_ERROR
         if isinstance(as_written, _Run):
-            self._compiled(has_blocks=as_written.outcome["has_blocks"])
-            self._say_costs()
+            compiles = self._compiled(has_blocks=as_written.outcome["has_blocks"])
+            self._say_costs(compiles=compiles)
         else:
             self._say_unknown("breaks, and what a sweep would cost")
             self.is_well = False
         return 0 if self.is_well else 1
 
-    def _compiled(self, *, has_blocks: bool) -> None:
-        """Looks at the breaks of each scope by a quick backend, and at the whole model as a sweep compiles it."""
+    def _compiled(self, *, has_blocks: bool) -> bool:
+        """Looks at the breaks of each scope by a quick backend, and at the whole model as a sweep compiles it.
+
+        Returns:
+            Whether a compiled run worked, or may work: False if each that was tried failed.
+        """
         quick = self.backend or QUICK_BACKEND
+        blocks = None
         full = CompileSettings.from_dict({"scope": "full", "dynamic": "auto", "backend": quick})
         found = quickly = self._look(full, f"compiled as a whole ({full.label})", self._lines if self.backend else self._breaks)
         if has_blocks and self.device is Device.CPU:
-            self._look_at_blocks(quick)
+            blocks = self._look_at_blocks(quick)
         if found is not None and self.backend is None:
             final = CompileSettings.from_dict({"scope": "full", "dynamic": "auto"})
             found = self._look(final, f"compiled as a whole ({final.label})", self._lines)
@@ -146,11 +151,12 @@ class _ScriptCheck:
         elif isinstance(found, _Run):
             self._say_unknown("whether its numbers are those of eager runs")
         if has_blocks and self.device is Device.CUDA:
-            self._look_at_blocks(quick)
+            blocks = self._look_at_blocks(quick)
+        return found is not None or blocks is not None
 
-    def _look_at_blocks(self, backend: str) -> None:
+    def _look_at_blocks(self, backend: str) -> _Run | _Unfinished | None:
         regional = CompileSettings.from_dict({"scope": "regional", "dynamic": "auto", "backend": backend})
-        self._look(regional, f"its repeated blocks compiled ({regional.label})", self._breaks)
+        return self._look(regional, f"its repeated blocks compiled ({regional.label})", self._breaks)
 
     def _look(
         self, settings: CompileSettings, heading: str, lines: Callable[[CompileSettings, _Run], Iterator[str]]
@@ -286,14 +292,25 @@ class _ScriptCheck:
     def _say_unknown(self, what: str) -> None:
         self._say(f"not known: {what}; {self.budget.used_up}")
 
-    def _say_costs(self) -> None:
+    def _say_costs(self, *, compiles: bool) -> None:
         self.console.print("\na sweep", style="bold")
+        if not compiles:
+            effort = Effort.STANDARD if self.device is Device.CUDA else Effort.QUICK
+            self._say(
+                f"no compiled setting works as long as that does not; {AUTO_RECIPE}, the default, also tries settings that "
+                f"compile nothing, for {effort.seconds / 60:.0f} min or as long as --effort says"
+            )
+            self._say_command(AUTO_RECIPE)
+            return
         target = Target.of(SCRIPT_FACTS, has_gpu=self.device is Device.CUDA)
         settings = with_baseline(choose(RECIPES["quickstart"](target), target)).settings
         minutes = sum(expected_s(one, target, self.done) for one in (*settings, settings[0])) / 60
         usual = "" if len(self.done) > 1 else ", if it compiles as fast as other models; how long it compiles is not known"
         self._say(f"quickstart: {len(settings)} settings, then the script as it is again, about {minutes:.0f} min{usual}")
-        words = ["compile-sweep", "sweep", "quickstart", "--script", self.job.shown]
+        self._say_command("quickstart")
+
+    def _say_command(self, recipe: str) -> None:
+        words = ["compile-sweep", "sweep", recipe, "--script", self.job.shown]
         self.console.print(f"  {shlex.join([*words, *(['--', *self.job.arguments] if self.job.arguments else [])])}")
 
     def _say(self, line: str) -> None:
@@ -329,10 +346,13 @@ def _showing(status: ConsoleStatus, heading: str) -> Callable[[Phase], None]:
 
 def _step_time(compute_ms: float, wait_share: float, speedup: float | None) -> Iterator[str]:
     """Yields how long a step takes with its wait for data, which settings do not change, and without it."""
-    speed = "" if speedup is None else f", which is {speedup:.2f} times as fast as the script as it is, in these few steps"
+    speed = (
+        "" if speedup is None else f", which is {ratio_text(speedup)} times as fast as the script as it is, in these few steps"
+    )
     if wait_share < _SMALL_WAIT:
         yield f"a step takes about {_time(compute_ms)}{speed}"
-        yield f"of that it waits for its data {wait_share:.0%}"
+        if wait_share > 0:  # without a loader, nothing is waited for
+            yield f"of that it waits for its data {wait_share:.0%}"
     else:
         yield f"a step takes about {_time(compute_ms / (1 - wait_share))}; of that it waits for its data {wait_share:.0%}"
         yield f"without the wait, it takes {_time(compute_ms)}{speed}"

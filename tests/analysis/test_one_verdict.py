@@ -148,7 +148,7 @@ def test_a_sweep_that_tried_nothing_else_cannot_tell(make_sweep: MakeSweep, caps
 def test_where_no_other_setting_is_usable_the_baseline_stays(make_sweep: MakeSweep) -> None:
     failed = trial("scope=full", status=Status.INFEASIBLE, label="diverges", trial_id="2")
     assert ending(make_sweep([trial("scope=eager", 500, 0.5), failed])).sentences[:2] == [
-        "Stay with A1 (eager).", "No other setting is usable.",
+        "Stay with A1 (eager).", "No other setting that was tried is both usable and faster.",
     ]  # fmt: skip
 
 

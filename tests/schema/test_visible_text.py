@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_sweep.schema.visible_text import LONGEST, spoken_number, spreadsheet_cell, visible, visible_values
+from compile_sweep.schema.visible_text import LONGEST, ratio_text, spoken_number, spreadsheet_cell, visible, visible_values
 
 TITLE = "\x1b]0;owned\x07"
 FORMULA = "=cmd|' /C calc'!A0"
@@ -48,3 +48,10 @@ def test_a_formula_is_text_in_a_spreadsheet(text: str) -> None:
 )
 def test_a_number_is_formatted_as_people_say_it(number: int, text: str) -> None:
     assert spoken_number(number) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(12.3, "12.30"), (1.274, "1.27"), (0.1, "0.10"), (0.0412, "0.041"), (0.004149, "0.0041"), (0.0, "0.00")]
+)
+def test_a_ratio_that_is_not_zero_is_not_shown_as_zero(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text

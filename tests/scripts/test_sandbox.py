@@ -90,3 +90,15 @@ def test_a_folder_for_temporary_files_within_the_persons_is_not_recreated_in_its
 def test_in_place_is_the_folder_itself(person: Path, tmp_path: Path) -> None:
     place = sandbox.prepare(ScriptJob.of("train.py", folder=str(person), in_place=True), tmp_path)
     assert (place.script, place.folder) == (str(person / "train.py"), str(person))
+
+
+@pytest.mark.parametrize("mark", ["pyvenv.cfg", "conda-meta"])
+def test_an_environment_of_packages_is_one_link_whatever_its_folder_is_called(person: Path, tmp_path: Path, mark: str) -> None:
+    (person / "env-3.11" / "lib" / "package").mkdir(parents=True)
+    (person / "env-3.11" / mark).mkdir() if mark == "conda-meta" else (person / "env-3.11" / mark).write_text("home = /usr/bin")
+    base = tmp_path / "trial"
+    base.mkdir()
+    place = Path(sandbox.prepare(ScriptJob.of("train.py", folder=str(person)), base).folder)
+    assert (place / "env-3.11").is_symlink()
+    assert (place / "env-3.11" / "lib" / "package").is_dir()
+    assert not (place / "out").is_symlink()

@@ -169,6 +169,44 @@ def test_the_time_of_a_step_includes_its_wait_for_data(
     )
 
 
+def test_a_wait_for_data_is_not_told_of_a_script_that_has_no_loader(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_check._ScriptCheck, "_say_numbers", lambda *given: None)
+    replay({key(EAGER): {"data_wait_share": 0.0}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): {"data_wait_share": 0.001}})
+    _, said = checked(capsys)
+    assert "a step takes about 10 ms\n\n" in said, "nothing follows of data"
+    assert said.count("waits for its data 0%") == 1, "of the run that waited a little"
+
+
+@pytest.mark.parametrize(("step_ms", "ratio"), [(3000.0, "0.0033"), (120.0, "0.083"), (12.0, "0.83"), (0.5, "20.00")])
+def test_a_ratio_of_speeds_has_two_significant_digits_or_more(
+    step_ms: float,
+    ratio: str,
+    replay: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script_check._ScriptCheck, "_say_numbers", lambda *given: None)
+    replay({key(EAGER): {}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): {"step_ms_median": step_ms, "graphs": 1}})
+    _, said = checked(capsys)
+    assert f"which is {ratio} times as fast as the script as it is" in said
+
+
+@pytest.mark.parametrize("blocks_work", [False, True])
+def test_a_sweep_that_only_compiles_is_not_proposed_where_nothing_can_be_compiled(
+    blocks_work: bool, replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = script_check._Failed("the script differentiates the gradients of net again (create_graph=True)")
+    ran = replay({key(EAGER): {}, key(FULL): fails, key(REGIONAL): {"graphs": 1} if blocks_work else fails})
+    code, said = checked(capsys)
+    assert code == 1
+    assert ran == [key(EAGER), key(FULL), key(REGIONAL)]
+    assert ("compile-sweep sweep quickstart --script plain_loop.py" in said) is blocks_work
+    assert ("if it compiles as fast as other models" in said) is blocks_work
+    assert ("compile-sweep sweep auto --script plain_loop.py" in said) is not blocks_work
+
+
 def test_a_script_that_is_not_measured_in_time_still_says_what_it_trains(
     replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -337,6 +337,18 @@ def test_no_optimizer_that_is_fused_is_replaced_by_another(is_fused: bool) -> No
     assert OptimizerKind.FUSED in kinds
 
 
+@pytest.mark.parametrize(("is_fused", "graphs", "is_proposed"), [(True, 0, False), (True, 2, True), (False, 0, True)])
+def test_a_fused_optimizer_alone_is_not_proposed_for_a_script_that_has_it_and_compiles_nothing_itself(
+    is_fused: bool, graphs: int, is_proposed: bool
+) -> None:
+    settings = [CompileSettings.parse(f"scope={text}") for text in ("eager", "eager,optimizer=fused")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    first = searching.next_step()
+    assert first is not None
+    searching.tell({**row(first.setting, GAINS), "graphs": graphs, "model_facts": {"has_fused": True, "is_fused": is_fused}})
+    assert [step.setting.optimizer for step in run(searching, GAINS)] == [OptimizerKind.FUSED] * is_proposed
+
+
 def test_a_compiled_optimizer_is_tried_sooner_where_it_updates_weight_after_weight() -> None:
     ways = ("eager", "full", "full,mode=reduce-overhead", "regional", "regional,mode=reduce-overhead")
     settings = [CompileSettings.parse(f"scope={way},optimizer={kind}") for way in ways for kind in ("fused", "compiled")]
