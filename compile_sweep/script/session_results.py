@@ -219,8 +219,8 @@ def _findings(session: Session) -> Iterator[str]:
     found, stream = session.found, session.stream
     if stream is not None and stream.times and stream.wait_share > MAX_DATA_WAIT_SHARE:
         yield (
-            f"input-bound: a step waits for its data {stream.wait_share:.0%} of the time, and figures are of the rest; more "
-            "DataLoader workers or less work for each sample would help first"
+            f"a step waits for its data {stream.wait_share:.0%} of the time, which no setting shortens, and figures are of the "
+            "rest; more DataLoader workers or less work for each sample would save up to that much"
         )
     yield from _modules(found.targets)
     if (uncalled := _uncalled_whole(found)) is not None:
@@ -337,13 +337,14 @@ def _modules(targets: Sequence[Target]) -> Iterator[str]:
     for (_, (kind, size, *rest)), group in alike:
         names = [name for name, _ in group]
         if len(names) < _ALIKE:
-            yield from (", ".join([f"module {name}: {kind} of {size} parameters", *rest]) for name in names)
+            yield from (", ".join([f"module {name}: {kind} of {size}", *rest]) for name in names)
         else:
-            yield ", ".join([f"modules {names[0]} to {names[-1]}: {len(names)} of {kind}, {size} parameters each", *rest])
+            yield ", ".join([f"modules {names[0]} to {names[-1]}: {len(names)} of {kind}, {size} each", *rest])
 
 
 def _described(target: Target) -> Iterator[str]:
-    yield spoken_number(sum(weights.numel() for weights in target.module.parameters()))
+    number = sum(weights.numel() for weights in target.module.parameters())
+    yield f"{spoken_number(number)} parameter{'' if number == 1 else 's'}"
     yield f"{len(target.blocks)} repeated blocks" if target.blocks else "no repeated blocks"
     dims = _named_dimensions(target.changing())
     yield f"batches that change in {dims}" if dims else "batches of one shape in the first steps"

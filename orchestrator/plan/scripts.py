@@ -178,7 +178,7 @@ def findings_lines(findings: Mapping[str, Sequence[str]]) -> list[str]:
     for line in (*unchanged, *(line for lines in findings.values() for line in lines)):
         kind = line.partition(":")[0] if line.startswith("module ") else re.split(r"[\d,]", line)[0]
         found.setdefault(kind, line)
-    return [f"found: {line}" for line in sorted(found.values(), key=lambda line: not line.startswith("input-bound"))]
+    return [f"found: {line}" for line in sorted(found.values(), key=lambda line: not line.startswith("a step waits for"))]
 
 
 def library_equivalents(job: ScriptJob, settings_key: str) -> dict[str, str]:

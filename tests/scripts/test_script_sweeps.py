@@ -91,7 +91,7 @@ def test_the_scripts_arguments_are_what_follows_the_first_two_dashes() -> None:
 
 
 def test_what_trials_found_is_said_once_as_the_unchanged_script_has_it() -> None:
-    module, waits = "module net 2: Net of 9 parameters", "input-bound: a step waits for its data {} of the time"
+    module, waits = "module net 2: Net of 9 parameters", "a step waits for its data {} of the time"
     findings = {
         "scope=full": [waits.format("9%"), module, "module net 3: Net of 8 parameters", "optimizer SGD, fused", "3 steps"],
         CompileSettings.from_dict(AS_WRITTEN).key: [module, waits.format("31%"), "optimizer SGD"],
