@@ -15,10 +15,12 @@ from compile_sweep.schema.causes.cause import (
     BANK_OF_TENSORS,
     DROPOUT_OF_TENSORS,
     FAKE,
+    KEPT_A_TENSOR,
     KL_DIVERGENCE,
     MASK_OF_LENGTHS,
     METRIC,
     NUMBER_OF_NUMPY,
+    NUMBERS_IN_THE_GRAPH,
     NUMPY,
     PRODUCT_OF_PYTHON,
     Cause,
@@ -131,11 +133,10 @@ BREAKS = (
     ),
     Cause(
         "value of a tensor",
-        "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
-        f"after the step and not in the forward; {MASK_OF_LENGTHS}; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in "
-        f"place of int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place "
-        "can give wrong gradients without an error; or try dynamo.capture_scalar_outputs=on, which keeps the number of .item(), "
-        "int() or float() in the graph",
+        f"{KEPT_A_TENSOR}; {MASK_OF_LENGTHS}; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in place of "
+        f"int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place can give "
+        f"wrong gradients without an error; {NUMBERS_IN_THE_GRAPH}",
+        branch_advice=f"{KEPT_A_TENSOR}; {_SETUP_BY_A_BATCH}; {NUMBERS_IN_THE_GRAPH}",
         remedy="dynamo.capture_scalar_outputs=on",
         headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
         explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
@@ -554,7 +555,9 @@ def advice_on_break(text: str) -> str | None:
         return _DDPS
     if " of FSDP" in head and "`disable`" in text:  # the class of a module that fully_shard() has sharded begins like that
         return _FSDP2S
-    advice = with_operator(cause.advice, text) if (cause := cause_of_break(text)) else None
+    branches = re.search(r"^  code: (if|elif|while)\b", text, re.MULTILINE)
+    cause = cause_of_break(text)
+    advice = with_operator((branches and cause.branch_advice) or cause.advice, text) if cause else None
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
         return advice
     around = "accept the break, or compile around it (scope=regional, or parts.NAME.compile=off)"

@@ -16,6 +16,7 @@ class Cause:
     needs_all: bool = False  # whether all of a break's patterns must match, not just one
     guard: str = ""  # pattern of a failed guard, matched from its beginning
     error: str = ""  # pattern of an error's text
+    branch_advice: str = ""  # what helps where the line is an `if` or a `while`, if less than all of `advice` may
     remedy: str = ""  # settings to add that the advice names and that are worth a trial, as a key spells them
 
 
@@ -66,3 +67,10 @@ METRIC = Cause(
     inside=r"\btorchmetrics/",
     guard=r"\S*_update_count == ",
 )
+
+KEPT_A_TENSOR = (
+    "keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read it "
+    "after the step and not in the forward"
+)
+
+NUMBERS_IN_THE_GRAPH = "or try dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph"
