@@ -12,6 +12,7 @@ from compile_sweep.script.apply import module_call
 from compile_sweep.script.apply.captured import CapturedModule, capture, left_eager
 from compile_sweep.script.apply.graph_recording import GraphRecorder
 from compile_sweep.script.discover import Target
+from compile_sweep.script.job import ScriptError
 from tests.scripts.test_captured import Counts, Net
 
 
@@ -104,6 +105,29 @@ def test_ever_new_shapes_stay_eager() -> None:
                 call(torch.ones(number, 6))
     assert not recorder.recorded_forward
     assert call(torch.ones(4, 6)).requires_grad
+
+
+def test_what_is_captured_stays_so_when_many_shapes_follow() -> None:
+    net, recorder = nn.Linear(6, 3), Recorder()
+    call = captured_call(net, recorder)
+    with torch.no_grad():
+        for number in (1, 1, *range(2, module_call.MOST_KINDS + 5), 1):
+            x = torch.randn(number, 6)
+            torch.testing.assert_close(call(x), net(x))
+    assert (recorder.recorded_forward, recorder.replayed_forward) == (1, 2)
+
+
+def test_a_capture_that_fails_is_said_with_what_helps() -> None:
+    class Fails(Recorder):
+        def record_forward(self, *_: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    net = nn.Linear(6, 3)
+    call = captured_call(net, Fails())
+    with torch.no_grad():
+        call(torch.ones(4, 6))
+        with pytest.raises(ScriptError, match=r"a call of Linear cannot be captured .*\(operation not permitted.*\)"):
+            call(torch.ones(4, 6))
 
 
 def test_a_teacher_is_captured_with_its_student(recorder: Recorder) -> None:

@@ -40,9 +40,11 @@ from compile_sweep.script.apply.graph_recording import (
 )
 from compile_sweep.script.apply.module_call import (
     MOST_KINDS,
+    SETTING,
     TENSOR,
     Kind,
     ModuleCall,
+    captured,
     changed_numbers,
     unsuitable,
     why_a_trial_run_failed,
@@ -62,8 +64,6 @@ MOST_CHANGES = 4
 
 LEAST_LAYERS = 8
 """Layers of a part that is captured by itself: a replay takes about as long as launching the kernels of a few layers does."""
-
-SETTING = "scope=eager,cudagraphs=on"
 
 
 class _Waiting:
@@ -387,7 +387,8 @@ class CapturedModule:
                 reason = reason or "it changes its arguments in place"
             if reason:
                 return reason
-            made = self._recorded(run, uses, wanted, slot.pool)
+            with captured(call.module):
+                made = self._recorder.record(run, uses, wanted, slot.pool)
         return _Graph(
             inputs=inputs,
             parameters=parameters,
@@ -403,22 +404,6 @@ class CapturedModule:
             draws=draws,
             learn=partial(self._learn, number),
         )
-
-    def _recorded(
-        self, run: Callable[[], Sequence[Tensor]], uses: Sequence[int], wanted: Sequence[Tensor], pool: Any
-    ) -> Recording:
-        torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it
-        try:
-            return self._recorder.record(run, uses, wanted, pool)
-        except Exception as error:
-            first = str(_root(error)).strip().partition("\n")[0]
-            name = type(self._call.module).__name__
-            raise ScriptError(
-                f"{SETTING}: a call of {name} cannot be captured as a CUDA graph ({first}), as where it waits for the GPU, by "
-                ".item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: scope=full,mode=reduce-overhead"
-            ) from error
-        finally:
-            torch.clear_autocast_cache()
 
 
 RECOMPUTED = "its activations are recomputed in the backward pass, or kept elsewhere until then"
@@ -482,11 +467,6 @@ def _have_same_weights(parts: Sequence[nn.Module]) -> None:
     for part in parts:
         if isinstance(part, nn.RNNBase) and hasattr(part, "_flat_weight_refs"):
             part._flat_weight_refs = [None if one is None else weakref.ref(one) for one in part._flat_weights]
-
-
-def _root(error: BaseException) -> BaseException:
-    """Returns the error that another one followed from: the end of a capture that failed is an error, too."""
-    return error if error.__context__ is None else _root(error.__context__)
 
 
 def capture(targets: Sequence[Target]) -> None:

@@ -16,7 +16,7 @@ from compile_sweep.script.apply.graph_recording import (
     recording,
     versions_of,
 )
-from compile_sweep.script.apply.module_call import MOST_KINDS, TENSOR, Kind, ModuleCall, unsuitable
+from compile_sweep.script.apply.module_call import MOST_KINDS, TENSOR, Kind, ModuleCall, captured, unsuitable
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ForwardGraphs:
     def __call__(self, args: Any, kwargs: Any) -> Any:
         """Runs a call."""
         call = self._call
-        if len(self._kinds) == MOST_KINDS:
+        if len(self._kinds) == MOST_KINDS and not self._captured:
             return call.inner(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         if call.has_cudnn_dropout or call.why_not(leaves):
@@ -57,7 +57,7 @@ class ForwardGraphs:
         kind = call.kind(leaves, structure)
         number = next((number for number, one in enumerate(self._kinds) if one == kind), None)
         if number is None:
-            self._kinds.append(kind)
+            self._kinds += [kind] * (len(self._kinds) < MOST_KINDS)
             return call.inner(*args, **kwargs)
         if number not in self._captured and len(self._captured) < MOST_CAPTURED_SHAPES:
             self._captured[number] = self._capture(leaves, structure)
@@ -97,10 +97,7 @@ class ForwardGraphs:
             if before != versions_of(inputs):  # it changes its arguments
                 return None
             self._pool = self._pool or self._recorder.new_pool()
-            torch.clear_autocast_cache()  # casts that are kept would belong to the graph, or not be in it
-            try:
+            with captured(call.module):
                 graph, outputs = self._recorder.record_forward(run, call.device, self._pool)
-            finally:
-                torch.clear_autocast_cache()
         constants = [TENSOR if isinstance(one, Tensor) else one for one in results]
         return _Forward(inputs=inputs, graph=graph, outputs=outputs, constants=constants, structure=outer)

@@ -12,8 +12,11 @@ from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.script.apply.module_state import CONSTANTS, numbers_read_by, state_of
+from compile_sweep.script.job import ScriptError
 
 Call = Callable[..., Any]
+
+SETTING = "scope=eager,cudagraphs=on"
 
 MOST_KINDS = 64
 """Kinds of calls that are kept apart: with more, the arguments change from call to call."""
@@ -124,6 +127,27 @@ class ModuleCall:
         for part in self.parts:
             held = (*part._buffers.values(), *vars(part).values())
             yield from (one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter))
+
+
+@contextmanager
+def captured(module: nn.Module) -> Iterator[None]:
+    """Has a call of a module captured in the block, without casts that autocast has kept; raises ScriptError if that fails."""
+    torch.clear_autocast_cache()  # they would belong to the graph, or not be in it
+    try:
+        yield
+    except Exception as error:
+        first = str(_root(error)).strip().partition("\n")[0]
+        raise ScriptError(
+            f"{SETTING}: a call of {type(module).__name__} cannot be captured as a CUDA graph ({first}), as where it waits for "
+            "the GPU, by .item(), .cpu() or a mask's size; leave cudagraphs out, or compile it: scope=full,mode=reduce-overhead"
+        ) from error
+    finally:
+        torch.clear_autocast_cache()
+
+
+def _root(error: BaseException) -> BaseException:
+    """Returns the error that another one followed from: the end of a capture that failed is an error, too."""
+    return error if error.__context__ is None else _root(error.__context__)
 
 
 def why_a_trial_run_failed(error: Exception) -> str:
