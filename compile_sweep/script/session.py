@@ -344,7 +344,7 @@ class Session:
         counts = target is self.found.primary
         multiple = self.settings.pad_to_multiple_of if self.kind is Kind.MEASURED else None
         time_first = are_time_first(target.sizes)
-        padded = (lambda *given: given) if multiple is None else Padder(target.module, multiple).without_values
+        padder = None if multiple is None else Padder(target.module, multiple)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -352,9 +352,10 @@ class Session:
                 self.num_without_gradients += 1
                 self.num_evaluated += not target.module.training
             else:
-                self._meet(target, shapes_of(*padded(args, kwargs)))
+                shapes = shapes_of(args, kwargs)
+                self._meet(target, shapes if padder is None else shapes_of(*padder.without_values(args, kwargs)))
                 if self._clock is not None:
-                    self._clock.meet(shapes_of(args, kwargs))
+                    self._clock.meet(shapes)
                 if counts:
                     self._look_at_settings()
                     size = size_of(args, kwargs, is_time_first=time_first)

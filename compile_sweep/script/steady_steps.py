@@ -203,8 +203,8 @@ class Stream:
         """Adds consecutive steps; all workers must call this alike, except for the last time, when a script ended by itself."""
         facts = [*(int(one.is_new) for one in times), *(one.elements for one in times)]
         facts = facts if are_last else largest_everywhere(facts, self.device)
-        for one, is_new, elements in zip(times, facts, facts[len(times) :], strict=False):
-            self.taken.append(replace(one, is_new=bool(is_new), elements=elements))
+        both = zip(times, facts[: len(times)], facts[len(times) :], strict=True)
+        self.taken += [replace(one, is_new=bool(is_new), elements=elements) for one, is_new, elements in both]
         part = 1.0 if self._have_recurred(LEAST_SEEN / 2) else 0.5
         has_waited = len(self.taken) >= part * MAX_NEW_STEPS or time.monotonic() - self._began >= part * MAX_NEW_S
         is_late = are_last or has_waited

@@ -41,11 +41,12 @@ from compile_sweep.script.apply.graph_recording import (
 from compile_sweep.script.apply.module_call import (
     MOST_KINDS,
     SETTING,
-    TENSOR,
+    Form,
     Kind,
     ModuleCall,
     captured,
     changed_numbers,
+    tensors_among,
     unsuitable,
     why_a_trial_run_failed,
 )
@@ -83,14 +84,11 @@ class _Graph:
     recording: Recording
     have_gradients: Sequence[bool]
     """Which of the tensors among the results depend on something that is trained."""
-    constants: Sequence[Any]
-    """The results of the call, with `_TENSOR` in place of tensors."""
-    structure: pytree.TreeSpec
+    arguments: Form
+    results: Form
     num_backward: int
     """Number of backward passes through one call: more than one with `retain_graph=True`."""
     slot: "_Slot"
-    eagerly: Callable[[Sequence[Tensor]], list[Tensor]]
-    """Runs the call again as it is, given its tensors; returns the tensors among its results."""
     call: ModuleCall
     autocast: tuple[bool, torch.dtype]
     draws: bool
@@ -186,8 +184,9 @@ def _computed_again(ctx: Any, given: Sequence[Tensor | None]) -> list[Tensor | N
     with graph.call.put_back(), recording(), torch.enable_grad():
         set_generator_state(graph.call.device, ctx.drawn)
         with torch.autocast(graph.call.device.type, dtype, enabled=enabled):
-            results = graph.eagerly(tensors)
-        used = [(one, gradient) for one, gradient in zip(results, given, strict=True) if gradient is not None]
+            results, _ = graph.call.flat_results(graph.arguments, tensors)
+        pairs = zip(tensors_among(results), given, strict=True)
+        used = [(one, gradient) for one, gradient in pairs if gradient is not None]
         wanted = [*(one for one in tensors if one.requires_grad), *graph.parameters]
         outputs, gradients = [one for one, _ in used], [gradient for _, gradient in used]
         found = iter(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True, create_graph=again))
@@ -277,7 +276,6 @@ class CapturedModule:
             if len(self._slots) == self._most_pending:
                 return self._eagerly(f"more than {self._most_pending} of its calls wait for their backward pass", args, kwargs)
             self._slots.append(slot := _Slot(self._recorder.new_pool()))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         graph = slot.graphs.get(number)
         if graph is None:
             if len(slot.graphs) == MOST_CAPTURED_SHAPES:
@@ -290,9 +288,8 @@ class CapturedModule:
             slot.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
         copy_gradients(one for one in call.parameters if one.grad is not None and one.grad.data_ptr() in slot.gradients)
         waiting = _Waiting(graph.num_backward)
-        outputs = iter(_Replay.apply(graph, waiting, *tensors, *graph.parameters))  # type: ignore[no-untyped-call, unused-ignore]
-        results = [next(outputs) if one is TENSOR else one for one in graph.constants]
-        return pytree.tree_unflatten(results, graph.structure)
+        given = (*tensors_among(leaves), *graph.parameters)
+        return graph.results.filled(_Replay.apply(graph, waiting, *given))  # type: ignore[no-untyped-call, unused-ignore]
 
     def _first(self, kind: Kind, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and notes which of its results get a gradient: a model's logits need none beside its loss."""
@@ -348,28 +345,18 @@ class CapturedModule:
     def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec, number: int, slot: _Slot) -> _Graph | str:
         """Captures a call of a kind; returns why if it cannot be."""
         call, uses = self._call, self._uses[number]
-        inputs = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in leaves if isinstance(leaf, Tensor)]
+        inputs = [one.detach().clone().requires_grad_(one.requires_grad) for one in tensors_among(leaves)]
+        arguments = Form.of(leaves, structure)
         parameters = [one for one in call.parameters if one.requires_grad]
         stand_ins = {one: _stand_in(one) for one in call.parameters}
         results: list[Any] = []
-        structures: list[pytree.TreeSpec] = []
-
-        constants = [None if isinstance(one, Tensor) else one for one in leaves]
-        places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
-
-        def eagerly(tensors: Sequence[Tensor]) -> list[Tensor]:
-            nonlocal results
-            given = list(constants)
-            for place, one in zip(places, tensors, strict=True):
-                given[place] = one
-            args, kwargs = pytree.tree_unflatten(given, structure)
-            results, outer = pytree.tree_flatten(call.inner(*args, **kwargs))
-            structures.append(outer)
-            return [one for one in results if isinstance(one, Tensor)]
+        outer = structure
 
         def run() -> list[Tensor]:
+            nonlocal results, outer
             with _replaced(call.parts, stand_ins):
-                return eagerly(inputs)
+                results, outer = call.flat_results(arguments, inputs)
+            return tensors_among(results)
 
         before = versions_of(inputs)
         wanted = [*(one for one in inputs if one.requires_grad), *(stand_ins[one] for one in parameters)]
@@ -394,11 +381,10 @@ class CapturedModule:
             parameters=parameters,
             recording=made,
             have_gradients=have_gradients,
-            constants=[TENSOR if isinstance(one, Tensor) else one for one in results],
-            structure=structures[-1],
+            arguments=arguments,
+            results=Form.of(results, outer),
             num_backward=max(uses),
             slot=slot,
-            eagerly=eagerly,
             call=call,
             autocast=self._kinds[number].autocast,
             draws=draws,

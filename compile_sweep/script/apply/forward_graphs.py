@@ -16,7 +16,7 @@ from compile_sweep.script.apply.graph_recording import (
     recording,
     versions_of,
 )
-from compile_sweep.script.apply.module_call import MOST_KINDS, TENSOR, Kind, ModuleCall, captured, unsuitable
+from compile_sweep.script.apply.module_call import MOST_KINDS, Form, Kind, ModuleCall, captured, tensors_among, unsuitable
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,9 +27,7 @@ class _Forward:
     """Memory that the call's tensors are copied to."""
     graph: Any
     outputs: Sequence[Tensor]
-    constants: Sequence[Any]
-    """The results of the call, with `TENSOR` in place of tensors."""
-    structure: pytree.TreeSpec
+    results: Form
 
 
 class ForwardGraphs:
@@ -57,34 +55,32 @@ class ForwardGraphs:
         kind = call.kind(leaves, structure)
         number = next((number for number, one in enumerate(self._kinds) if one == kind), None)
         if number is None:
-            self._kinds += [kind] * (len(self._kinds) < MOST_KINDS)
+            if len(self._kinds) < MOST_KINDS:
+                self._kinds.append(kind)
             return call.inner(*args, **kwargs)
         if number not in self._captured and len(self._captured) < MOST_CAPTURED_SHAPES:
             self._captured[number] = self._capture(leaves, structure)
         forward = self._captured.get(number)
         if forward is None:
             return call.inner(*args, **kwargs)
-        given = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        if given:
+        if given := [one.detach() for one in tensors_among(leaves)]:
             torch._foreach_copy_(list(forward.inputs), given)
         forward.graph.replay()
-        outputs = iter([one.clone() for one in forward.outputs])
-        return pytree.tree_unflatten([next(outputs) if one is TENSOR else one for one in forward.constants], forward.structure)
+        return forward.results.filled(one.clone() for one in forward.outputs)
 
     def _capture(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> _Forward | None:
         """Captures a call; returns None if it cannot be."""
         call = self._call
-        inputs = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+        inputs = [one.detach().clone() for one in tensors_among(leaves)]
+        form = Form.of(leaves, structure)
         results: list[Any] = []
         outer = structure
 
         @torch.no_grad()
         def run() -> list[Tensor]:
             nonlocal results, outer
-            copies = iter(inputs)
-            args, kwargs = pytree.tree_unflatten([next(copies) if isinstance(one, Tensor) else one for one in leaves], structure)
-            results, outer = pytree.tree_flatten(call.inner(*args, **kwargs))
-            return [one for one in results if isinstance(one, Tensor)]
+            results, outer = call.flat_results(form, inputs)
+            return tensors_among(results)
 
         before = versions_of(inputs)
         with call.put_back() as changed, recording(), distributions_not_validated():
@@ -99,5 +95,4 @@ class ForwardGraphs:
             self._pool = self._pool or self._recorder.new_pool()
             with captured(call.module):
                 graph, outputs = self._recorder.record_forward(run, call.device, self._pool)
-        constants = [TENSOR if isinstance(one, Tensor) else one for one in results]
-        return _Forward(inputs=inputs, graph=graph, outputs=outputs, constants=constants, structure=outer)
+        return _Forward(inputs=inputs, graph=graph, outputs=outputs, results=Form.of(results, outer))

@@ -1,8 +1,9 @@
 """What a call of a module depends on, and how its traces are undone: what a CUDA graph of the call must know."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +22,39 @@ SETTING = "scope=eager,cudagraphs=on"
 MOST_KINDS = 64
 """Kinds of calls that are kept apart: with more, the arguments change from call to call."""
 
-TENSOR = object()
-"""Stands for a tensor among a call's results."""
-
 WAITS = "it waits for the GPU, as by .item(), .cpu() or a mask's size"
 
 _WAITED = "called a synchronizing CUDA operation"
 """What torch says in a trial run where a call waits for the GPU."""
 
 _CPU = torch.device("cpu")
+
+
+_TENSOR = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Arguments or results of a call without their tensors."""
+
+    constants: Sequence[Any]
+    """Its leaves, with `_TENSOR` in place of tensors."""
+    structure: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], structure: pytree.TreeSpec) -> Self:
+        """Returns the form of leaves in a structure."""
+        return cls([_TENSOR if isinstance(one, Tensor) else one for one in leaves], structure)
+
+    def filled(self, tensors: Iterable[Tensor]) -> Any:
+        """Returns arguments or results of this form with these tensors."""
+        rest = iter(tensors)
+        return pytree.tree_unflatten([next(rest) if one is _TENSOR else one for one in self.constants], self.structure)
+
+
+def tensors_among(leaves: Iterable[Any]) -> list[Tensor]:
+    """Returns those of the leaves that are tensors."""
+    return [one for one in leaves if isinstance(one, Tensor)]
 
 
 class Kind(NamedTuple):
@@ -66,6 +91,11 @@ class ModuleCall:
     def device(self) -> torch.device:
         """Where its weights are."""
         return self.parameters[0].device
+
+    def flat_results(self, form: Form, tensors: Iterable[Tensor]) -> tuple[list[Any], pytree.TreeSpec]:
+        """Runs the call with arguments of a form and these tensors; returns its results, flat, and their structure."""
+        args, kwargs = form.filled(tensors)
+        return pytree.tree_flatten(self.inner(*args, **kwargs))
 
     def why_never(self) -> str:
         """Says why no call can be captured; empty if some may be."""
