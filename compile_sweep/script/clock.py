@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._guards import CompileContext
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -153,6 +154,25 @@ def interrupting(clock: Callable[[], StepClock | None], inner: Callable[..., Any
         return inner(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def saves_watched(clock: Callable[[], StepClock | None]) -> Iterator[None]:
+    """Notes calls of `torch.save` in the block as checkpoints, unless the compiler makes them.
+
+    A tensor's storage is pickled by `torch.save`, and so are the constants of a graph that goes into torch's cache.
+    """
+
+    def noting(save: Callable[..., None]) -> Callable[..., None]:
+        def noted(*args: Any, **kwargs: Any) -> None:
+            if (running := clock()) is not None and CompileContext.try_get() is None:
+                running.interrupt()
+            save(*args, **kwargs)
+
+        return noted
+
+    with replaced(torch, "save", noting):
+        yield
 
 
 @contextmanager

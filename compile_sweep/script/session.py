@@ -56,7 +56,7 @@ from compile_sweep.script.apply.in_place import (
 )
 from compile_sweep.script.apply.module_names import name_as_the_script_does
 from compile_sweep.script.apply.padding import MOST_CHANGE, ROUNDINGS, Padder, change_of_outputs, why_not_padded
-from compile_sweep.script.clock import StepClock, StepTime, interrupting, loaders_watched
+from compile_sweep.script.clock import StepClock, StepTime, interrupting, loaders_watched, saves_watched
 from compile_sweep.script.discover import MAX_STEPS, Discovery, Target, Watch, is_of_the_loop, leave_out
 from compile_sweep.script.fallback import FallbackWatch
 from compile_sweep.script.gradients import CallRecorder, check_calls, inner_call
@@ -179,6 +179,7 @@ class Session:
         self._forwards = 1_000_003 * forward_seed
         self._step_losses: list[Tensor] = []
         self._size = [0, 0]
+        self._mode_tells = True  # that a call without no_grad is an evaluation, until a step has no other calls
         self.shapes_met: defaultdict[Target, list[tuple[tuple[int, ...], ...]]] = defaultdict(list)
         """Shapes of each target's arguments after the discovery, in turn: each that differs from the one before."""
         self.times_met: Counter[tuple[Target, tuple[tuple[int, ...], ...]]] = Counter()
@@ -203,7 +204,7 @@ class Session:
             around.enter_context(self.own_compile.answered(plainly=plainly))
             around.enter_context(loaders_watched(lambda: self._clock))
             around.enter_context(replaced(torch.autograd, "backward", self._noting_losses))
-            around.enter_context(replaced(torch, "save", self._noting_saves))
+            around.enter_context(saves_watched(lambda: self._clock))
             around.enter_context(self.processes.watched())
             around.callback(self._undo.close)
             around.callback(self._hooks.close)  # not earlier: torch allows no hook to be removed while hooks run
@@ -345,12 +346,15 @@ class Session:
         multiple = self.settings.pad_to_multiple_of if self.kind is Kind.MEASURED else None
         time_first = are_time_first(target.sizes)
         padder = None if multiple is None else Padder(target.module, multiple)
+        trains = target.module.training  # a step has just ended
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
+            has_gradients = torch.is_grad_enabled()
+            is_evaluated = not has_gradients or (trains and self._mode_tells and not target.module.training)
+            if is_evaluated:
                 self._interrupt()
-                self.num_without_gradients += 1
-                self.num_evaluated += not target.module.training
+                self.num_without_gradients += not has_gradients
+                self.num_evaluated += not has_gradients and not target.module.training
             else:
                 shapes = shapes_of(args, kwargs)
                 self._meet(target, shapes if padder is None else shapes_of(*padder.without_values(args, kwargs)))
@@ -360,7 +364,7 @@ class Session:
                     self._look_at_settings()
                     size = size_of(args, kwargs, is_time_first=time_first)
                     self._size = [total + more for total, more in zip(self._size, size, strict=True)]
-            keeps = self._keeps_calls and torch.is_grad_enabled() and not target.stays_eager
+            keeps = self._keeps_calls and not is_evaluated and not target.stays_eager
             try:
                 return self._calls.call(target, inner, args, kwargs) if keeps else inner(*args, **kwargs)
             except Exception as error:
@@ -420,13 +424,6 @@ class Session:
         apart: Callable[..., None] = torch.compiler.disable(noted)
         return apart
 
-    def _noting_saves(self, save: Callable[..., None]) -> Callable[..., None]:
-        def noted(*args: Any, **kwargs: Any) -> None:
-            self._interrupt()
-            save(*args, **kwargs)
-
-        return noted
-
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped: the anchor, or one that the script made later, as when it unfreezes layers."""
         if self.processes.is_fork:
@@ -459,6 +456,7 @@ class Session:
             leave()
         losses = self._step_losses[:]
         self._step_losses.clear()
+        self._mode_tells &= self._size != [0, 0]
         self.sizes.append((self._size[0], self._size[1]))
         self._size = [0, 0]
         self._stage(losses)

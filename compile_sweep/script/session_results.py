@@ -305,7 +305,8 @@ def _findings(session: Session) -> Iterator[str]:
     if stream is not None and plans_attention(session.settings, session.device, stream, partial(_attends, session)):
         yield PLANNED_ATTENTION
     if stream is not None and stream.keeps_interrupted:
-        yield f"most steps also call the model without gradients, which counts as part of the step{_eager_there(session)}"
+        also = "call the model without gradients" if session.num_without_gradients else "hold an evaluation or a checkpoint"
+        yield f"most steps also {also}, which counts as part of the step{_eager_there(session)}"
     if stream is not None and (shift := steady.find_shift(stream.passes)):
         yield (
             f"a step took {shift.before_ms:.3g} ms at first and {shift.after_ms:.3g} ms after {shift.after_passes} of "

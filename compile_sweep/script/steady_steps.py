@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -63,6 +63,26 @@ of the slope over its standard error.
 """
 
 
+class _Line(NamedTuple):
+    """A step's milliseconds by the number of elements of its batch."""
+
+    at_zero_ms: float
+    slope_ms: float
+    explained: float
+    """Fraction of the steps' variance."""
+
+
+def _fit(steps: Sequence[StepTime]) -> _Line | None:
+    """Returns the line through the times of steps; None unless larger batches certainly take longer."""
+    times, sizes = [one.compute_ms for one in steps], [float(one.elements) for one in steps]
+    if len(steps) < LEAST_FITTED or min(sizes) == max(sizes) or min(times) == max(times):
+        return None
+    slope, at_zero = statistics.linear_regression(sizes, times)
+    explained = statistics.correlation(sizes, times) ** 2
+    is_certain = explained * (len(steps) - 2) >= LEAST_F * (1 - explained)
+    return _Line(at_zero, slope, explained) if slope > 0 and explained >= LEAST_EXPLAINED and is_certain else None
+
+
 @dataclass(slots=True, kw_only=True)
 class Stream:
     """Timed steps."""
@@ -71,6 +91,9 @@ class Stream:
     device: torch.device
     pass_steps: int
     keeps_interrupted: bool
+    """Whether steps with an evaluation count, because most have one."""
+    period: int = 1
+    """Number of steps from one with an evaluation to the next, if they count and always come so; a pass has whole periods."""
     taken: list[StepTime] = field(default_factory=list)
     """All timed steps."""
     behind_ms: list[float] = field(default_factory=list)
@@ -100,9 +123,8 @@ class Stream:
         keeps_interrupted = len(held) > USUAL_SHARE * len(warmup)
         gaps = {after - before for before, after in pairwise(held)}
         period = largest_everywhere([gaps.pop() if keeps_interrupted and len(gaps) == 1 else 1], device)[0]
-        return cls(
-            protocol=protocol, device=device, pass_steps=math.ceil(steps / period) * period, keeps_interrupted=keeps_interrupted
-        )
+        steps = math.ceil(steps / period) * period
+        return cls(protocol=protocol, device=device, pass_steps=steps, keeps_interrupted=keeps_interrupted, period=period)
 
     def before_next_pass(self) -> int:
         """Returns the number of the step before the next pass's first, which is its step 1: 0 or below.
@@ -152,14 +174,15 @@ class Stream:
 
     @property
     def extra_ms(self) -> float:
-        """Milliseconds that a step with a new shape takes longer; 0 if that is within what steps vary by."""
-        new = [one.compute_ms for one in self.new]
+        """Milliseconds that a step with a new shape takes longer than its size explains; 0 within what steps vary by."""
+        new, seen = self.new, [one for one in self._uninterrupted if not one.is_new]
         if not new:
             return 0.0
-        seen = [one.compute_ms for one in self._uninterrupted if not one.is_new]
         if not seen:
             return math.inf
-        new_ms, typical_ms = statistics.fmean(new), statistics.median(seen)
+        new_ms, typical_ms = statistics.fmean(one.compute_ms for one in new), statistics.median(one.compute_ms for one in seen)
+        if (line := _fit(seen)) is not None:  # large batches come with new shapes more often than small ones
+            typical_ms = max(typical_ms, line.at_zero_ms + line.slope_ms * statistics.fmean(one.elements for one in new))
         return new_ms - typical_ms if new_ms > SLOWER * typical_ms else 0.0
 
     @property
@@ -168,6 +191,11 @@ class Stream:
 
     def _is_whole(self, one: StepTime) -> bool:
         return self.keeps_interrupted or not one.interrupted
+
+    def _lacks_whole_steps(self) -> bool:
+        """Tells whether hardly a step is without an evaluation or a checkpoint, although most of the warm-up were."""
+        least = min(LEAST_LAST, 2 * self.pass_steps)
+        return self.interrupted > USUAL_SHARE * len(self.taken) and len(self._uninterrupted) < least
 
     def _far_slower(self) -> list[int]:
         """Marks steps with new shapes that take several times as long as others, if they are few."""
@@ -208,6 +236,8 @@ class Stream:
         part = 1.0 if self._have_recurred(LEAST_SEEN / 2) else 0.5
         has_waited = len(self.taken) >= part * MAX_NEW_STEPS or time.monotonic() - self._began >= part * MAX_NEW_S
         is_late = are_last or has_waited
+        if self._lacks_whole_steps() and (are_last or agreed(has_waited, self.device)):
+            self.keeps_interrupted = True
         known = self.protocol.counts_new_shapes
         least = LEAST_SEEN if known is None else LEAST_SEEN * (1 + AS_BEFORE if known else 1 - AS_BEFORE)
         keeps_new = not self.extra_ms or (is_late and not self._have_recurred(least))
@@ -216,8 +246,9 @@ class Stream:
         if self.keeps_new and not are_last:  # workers may time a step differently
             self._marks = largest_everywhere(self._marks, self.device)
         counted = self.times
-        if are_last and LEAST_LAST <= len(counted) < 2 * self.pass_steps and not self.keeps_interrupted:
-            self.pass_steps = len(counted) // self.protocol.min_passes
+        if are_last and LEAST_LAST <= len(counted) < 2 * self.pass_steps:
+            periods = len(counted) // self.period
+            self.pass_steps = max(1, periods // self.protocol.min_passes) * self.period
         whole = len(counted) // self.pass_steps * self.pass_steps
         compute = self._adjusted(counted)[:whole]
         self.passes = [compute[at : at + self.pass_steps] for at in range(0, whole, self.pass_steps)]
@@ -227,21 +258,16 @@ class Stream:
 
         What it leaves unexplained is scaled up by the uncertainty of the slope.
         """
-        times, sizes = [one.compute_ms for one in steps], [float(one.elements) for one in steps]
-        self.explained = 0.0
-        if len(steps) < LEAST_FITTED or min(sizes) == max(sizes) or min(times) == max(times):
-            return times
-        slope, at_zero = statistics.linear_regression(sizes, times)
-        explained = statistics.correlation(sizes, times) ** 2
-        is_certain = explained * (len(steps) - 2) >= LEAST_F * (1 - explained)
-        if slope <= 0 or explained < LEAST_EXPLAINED or not is_certain:
-            return times
-        self.explained = explained
+        line = _fit(steps)
+        self.explained = 0.0 if line is None else line.explained
+        if line is None:
+            return [one.compute_ms for one in steps]
+        sizes = [float(one.elements) for one in steps]
         number, size = len(steps), self.mean_step[2]
         off = (size - statistics.fmean(sizes)) ** 2 / statistics.pvariance(sizes)
         scale = math.sqrt((number - 1) / (number - 2) * (1 + off))
-        expected = at_zero + slope * size
-        left = (ms - at_zero - slope * elements for ms, elements in zip(times, sizes, strict=True))
+        expected = line.at_zero_ms + line.slope_ms * size
+        left = (one.compute_ms - line.at_zero_ms - line.slope_ms * one.elements for one in steps)
         return [max(1e-6, expected + scale * one) for one in left]
 
     @property

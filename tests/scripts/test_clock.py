@@ -1,15 +1,19 @@
-"""The clock of a script's steps: what it counts as waiting for data."""
+"""The clock of a script's steps: what it counts as waiting for data, and what as a checkpoint."""
 
 from __future__ import annotations
 
+import io
+import pickle
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._guards import CompileContext, CompileId, compile_context
 from torch.utils.data import DataLoader, IterableDataset
 
-from compile_sweep.script.clock import StepClock, loaders_watched
+from compile_sweep.script.clock import StepClock, loaders_watched, saves_watched
 
 PAUSE_S = 0.02
 
@@ -56,3 +60,24 @@ def test_a_loader_that_starts_its_workers_anew_at_each_epoch_is_waited_for() -> 
 def test_a_loader_inside_another_is_waited_for_once() -> None:
     wait_ms, whole_ms = waits_ms(DataLoader(Nested(), batch_size=2))
     assert 4e3 * PAUSE_S <= wait_ms <= whole_ms
+
+
+def are_checkpoints(*, compiles: bool) -> list[bool]:
+    """Whether each of two steps counts as one with a checkpoint: one that pickles a tensor, and one that saves it."""
+    clock = StepClock(torch.device("cpu"))
+    clock.start()
+    with (
+        saves_watched(lambda: clock),
+        compile_context(CompileContext(CompileId(frame_id=0, frame_compile_id=0))) if compiles else nullcontext(),
+    ):
+        pickle.dumps(torch.ones(2))
+        clock.step((1, 1))
+        torch.save({"weights": torch.ones(2)}, io.BytesIO())
+        clock.step((1, 1))
+    return [one.interrupted for one in clock.stop()]
+
+
+def test_a_checkpoint_is_one_by_pickle_too_and_not_what_the_compiler_pickles_for_its_cache() -> None:
+    """A recommender's embeddings leave a tensor in the graph, and its compile time was left out with the checkpoint."""
+    assert are_checkpoints(compiles=False) == [True, True]
+    assert are_checkpoints(compiles=True) == [False, False]

@@ -80,6 +80,19 @@ def test_muon_and_own_optimizers_update_weight_after_weight_and_others_of_torch_
     assert [loops_over_weights(one) for one in optimizers] == [True, False, False, True]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sparse_gradients_have_no_fused_implementation(sparse: bool) -> None:
+    """Of SGD with the tables of a recommender, each fused trial failed in its first step."""
+    table = nn.EmbeddingBag(5, 2, sparse=sparse)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    table(torch.tensor([[1, 2]])).sum().backward()
+    assert has_fused(optimizer) is not sparse
+    missed = apply_to_optimizers(CompileSettings.parse("scope=eager,optimizer=fused"), [optimizer])
+    assert missed == (["SGD has no fused implementation here and runs as the script has it"] if sparse else [])
+    optimizer.step()
+    assert table.weight.isfinite().all()
+
+
 def test_a_fused_implementation_that_torch_refuses_at_the_first_step_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch 2.11 has one of Adagrad on CPUs and none on CUDA, which only its step says: a recommender's trials failed."""
 

@@ -85,6 +85,46 @@ def test_a_script_of_short_steps_that_ends_before_two_passes_has_shorter_ones(st
     assert not passes or stream.median_ms == pytest.approx(2.1)
 
 
+@pytest.mark.parametrize(("steps", "passes"), [(19, []), (22, [4] * 5), (60, [14] * 4), (100, [50] * 2)])
+def test_a_script_that_evaluates_in_most_steps_and_ends_early_has_passes_of_whole_periods(steps: int, passes: list[int]) -> None:
+    """A graph network evaluates after every second step, and ended after 200 steps with nearly two passes, and no figure."""
+    every_second = [replace(one, interrupted=at % 2 == 1) for at, one in enumerate(_steps(*[(2.0, False)] * 100))]
+    stream = Stream.after(every_second[:11], Protocol(), torch.device("cpu"))
+    assert (stream.keeps_interrupted, stream.period, stream.pass_steps) == (True, 2, 50)
+    stream.take(every_second[:steps], are_last=True)
+    assert [len(taken) for taken in stream.passes] == passes
+
+
+@pytest.mark.parametrize(("every", "counts"), [(1, True), (2, False)])
+def test_steps_with_a_checkpoint_count_if_later_hardly_any_is_without(every: int, counts: bool) -> None:
+    """YOLOv5 accumulates more and more batches, so that at last each step held the checkpoint of an epoch, and none was timed."""
+    stream = _stream()
+    assert not stream.keeps_interrupted
+    steps = [replace(one, interrupted=at % every == 0) for at, one in enumerate(_steps(*[(300.0, False)] * MAX_NEW_STEPS))]
+    for at in range(0, len(steps), 10):
+        stream.take(steps[at : at + 10])
+    assert stream.keeps_interrupted is counts
+    assert len(stream.times) == (100 if counts else 50)
+    ended = _stream()
+    ended.take(steps[:24], are_last=True)
+    assert [len(taken) for taken in ended.passes] == [2] * (12 if counts else 6)
+
+
+@pytest.mark.parametrize("new_ms", [0.0, 5.0])
+def test_new_shapes_are_slower_only_if_their_size_does_not_explain_it(new_ms: float) -> None:
+    """Of graphs in batches, those of 128 are seldom of a known size and those of 41, at the end of an epoch, often are."""
+    elements = [1000 + 10 * (at % 5) if at % 2 else 3000 + at for at in range(60)]
+    seen = [at % 2 == 1 or at % 10 == 0 for at in range(60)]
+    stream = _stream(
+        [
+            replace(one, elements=size, ms=size / 500 + 0.01 * (at % 3) + new_ms * one.is_new)
+            for at, (one, size) in enumerate(zip(_steps(*((0.0, not known) for known in seen)), elements, strict=True))
+        ]
+    )
+    assert stream.extra_ms == pytest.approx(new_ms, abs=0.02)
+    assert stream.keeps_new is not bool(new_ms)
+
+
 @pytest.mark.parametrize(("slow", "counts"), [(1, False), (3, False), (4, True)])
 def test_a_few_new_shapes_that_take_several_times_as_long_are_warm_up(slow: int, counts: bool) -> None:
     times = [2500.0 if at % 9 == 2 and at < 9 * slow else 300.0 for at in range(34)]  # as of T5-base on an H200
@@ -312,6 +352,67 @@ def test_the_evaluation_of_an_average_of_the_weights_counts_in_no_figure(run: Ru
     assert session.stream is not None
     assert session.stream.interrupted > 3
     assert session_results.measurement(session).samples_per_s > 1.5 * 2 / 0.07  # which it would be with the evaluations
+
+
+def test_an_evaluation_without_no_grad_counts_in_no_figure(run: Run, folder: Path) -> None:
+    """TabNet's and many others: its samples counted, and its longer step was one of a larger batch."""
+    (folder / "forgets_no_grad.py").write_text(
+        "import time, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(1, 4000):\n"
+        "    time.sleep(0.02)\n"
+        "    model.train()(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    if step % 5 == 0:\n"
+        "        model.eval()(torch.randn(500, 4))\n"
+        "        time.sleep(0.2)\n"
+    )
+    session, error = run("forgets_no_grad.py", "scope=eager,as_written=on", min_passes=4, max_passes=4)
+    assert error is session.error is None
+    assert session.stream is not None
+    assert session.stream.interrupted > 3
+    assert session.step_size() == (2, 2)
+    assert session_results.measurement(session).step_ms_median < 60
+    assert not any("larger batch" in said for said in session_results.findings(session))
+
+
+def test_steps_that_each_hold_a_checkpoint_are_said_to_hold_one(run: Run, folder: Path) -> None:
+    (folder / "saves.py").write_text(
+        "import io, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(4000):\n"
+        "    model(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    torch.save(model.state_dict(), io.BytesIO())\n"
+    )
+    session, error = run("saves.py", "scope=eager,as_written=on")
+    assert error is session.error is None
+    (said,) = (line for line in session_results.findings(session) if line.startswith("most steps also"))
+    assert said == "most steps also hold an evaluation or a checkpoint, which counts as part of the step"
+
+
+@pytest.mark.parametrize("from_step", [1, 20])
+def test_a_script_that_trains_on_in_evaluation_mode_is_measured(from_step: int, run: Run, folder: Path) -> None:
+    """One that forgets `model.train()` after its first evaluation, or keeps the statistics of its norms."""
+    (folder / "forgets_train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(1, 4000):\n"
+        f"    if step == {from_step}:\n"
+        "        model.eval()(torch.randn(500, 4))\n"
+        "    model(torch.randn(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    session, error = run("forgets_train.py", "scope=eager,as_written=on", min_passes=4, max_passes=4)
+    assert error is session.error is None
+    assert session.stream is not None
+    assert session.stream.interrupted <= 2
+    assert session.step_size() == (2, 2)
 
 
 @pytest.mark.parametrize("evaluates", [True, False])

@@ -7,6 +7,7 @@ to 2.15.
 """
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -182,7 +183,15 @@ class _Reader:
     def _renamed(self, text: str) -> str:
         """Returns the text with the function at its beginning named by whether several modules share it."""
         name = text[: text.find(")") + 1]
-        return self._names.get(name, name) + text[len(name) :]
+        return (self._names.get(name) or self._resumed(name) or name) + text[len(name) :]
+
+    def _resumed(self, name: str) -> str | None:
+        """Returns the name of what follows a graph break in the only module of its class; None for other functions."""
+        if (after := re.fullmatch(r"(.+) of (.+)( from line \d+ on \((.+):\d+\))", name)) is None:
+            return None
+        whole = f"{after[2]}.{after[1]}"
+        is_only = any(known.startswith(f"{whole} ({after[4]}:") for known in self._names.values())
+        return f"{whole}{after[3]}" if is_only else None
 
     def _cudagraph(self, record: logging.LogRecord) -> None:
         text = _text(record)

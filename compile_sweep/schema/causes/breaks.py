@@ -25,6 +25,7 @@ from compile_sweep.schema.causes.cause import (
     PRODUCT_OF_PYTHON,
     Cause,
 )
+from compile_sweep.schema.causes.kept_state import KEPT_STATE, OPTIMIZER_MADE
 
 _OWN_GENERATOR = (
     "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and pass the result in, or draw from "
@@ -43,16 +44,9 @@ _SETUP_BY_A_BATCH = (
 
 _RANDOM_SPAN = "hide a random span by a mask, x.masked_fill((at >= a) & (at < b), 0) in place of x[a:b] = 0"
 
-_MAKE_BEFORE = "create optimizers before the first step, outside compiled code, which cannot create them"
-_OPTIMIZER_MADE = (
-    Cause(  # the first of its class, which its constructor changes
-        "optimizer made in the forward",
-        _MAKE_BEFORE,
-        headline=r"setattr\(\) on unsupported type",
-        inside=r"\btorch/optim/",
-        needs_all=True,
-    ),
-    Cause("optimizer made in the forward", _MAKE_BEFORE, explanation=r"`Optimizer\.add_param_group`"),
+_KEPT_ASSERT = (
+    "stays in the graph as an assert with a fixed text and without `not`, assert torch.isfinite(x).all(), 'not finite' in place "
+    "of f'not finite: {x}', or as torch._assert_async(condition), or belongs after the step"
 )
 
 BREAKS = (
@@ -75,6 +69,13 @@ BREAKS = (
         "number of numpy",
         f"torch.compile takes a number of numpy for a tensor, whose value it does not know: {NUMBER_OF_NUMPY}",
         explanation=r"\(graph input\b",
+    ),
+    Cause(  # that picks one of several modules
+        "number of numpy",
+        f"torch.compile takes a number of numpy for a tensor, whose value it does not know: {NUMBER_OF_NUMPY}",
+        explanation=r"builtin operator `str` with argument types \['int'\]",
+        inside=r"torch/nn/modules/container\.py",
+        needs_all=True,
     ),
     Cause(
         "Python's or numpy's random numbers",
@@ -132,14 +133,22 @@ BREAKS = (
         needs_all=True,
     ),
     Cause(
+        "tensors compared by Python",
+        "Python's sorted, max and min compare values: sort names, for name in sorted(inputs) in place of sorted(inputs.items()), "
+        "put rows in order by x[x[:, 0].argsort()], and take the largest of several tensors as torch.stack(views)[torch.stack(["
+        "view.norm() for view in views]).argmax(0, keepdim=True)][0]",
+        headline=r"sort with non-constant keys",
+        explanation=r"builtin operator `sorted` with argument types|trying to handle op (max|min)\b",
+    ),
+    Cause(
         "value of a tensor",
         f"{KEPT_A_TENSOR}; {MASK_OF_LENGTHS}; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in place of "
         f"int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place can give "
         f"wrong gradients without an error; {NUMBERS_IN_THE_GRAPH}",
         branch_advice=f"{KEPT_A_TENSOR}; {_SETUP_BY_A_BATCH}; {NUMBERS_IN_THE_GRAPH}",
         remedy="dynamo.capture_scalar_outputs=on",
-        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator|sort with non-constant keys",
-        explanation=r"builtin operator `(range|int|float|round|complex|sorted)` with argument types \[[^]]*'Tensor'"
+        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
+        explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'"
         r"|failed with aten\._local_scalar_dense",
     ),
     Cause(
@@ -152,10 +161,10 @@ BREAKS = (
     Cause(
         "data-dependent branch",
         "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; "
-        f"{_SETUP_BY_A_BATCH}; "
+        f"{_SETUP_BY_A_BATCH}; make a bool of numpy one of Python before the forward, bool(flip); "
         "a loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows or for an empty "
-        "mask, because operators take those, too; a check that only raises an error stays in the graph as an assert without "
-        "`not`, assert torch.isfinite(x).all(), 'text', or as torch._assert_async(condition), or belongs after the step",
+        f"mask, because operators take those, too; a check that only raises an error {_KEPT_ASSERT}",
+        assert_advice=f"a check {_KEPT_ASSERT}",
         headline=r"[Dd]ata-dependent (branch|jump)",
     ),
     Cause(
@@ -259,9 +268,17 @@ BREAKS = (
     Cause(
         "print, logging and warnings",
         "print, log and warn outside the forward, or only if not torch.compiler.is_compiling()",
-        headline=r"logging\.Logger|repr\(\) on tensor|BUILD_STRING",
+        headline=r"logging\.Logger|repr\(\) on tensor",
         explanation=r"builtin operator `(print`|(str|repr|format)` .*'Tensor')|`_?warnings\.|Logging\w*Variable"
         r"|method `(write|flush)`|function `tqdm\.write`",
+    ),
+    Cause(
+        "text of a number",
+        "torch.compile cannot make a text of a number that may vary, f'step {step}' or str(step), nor of the value of a tensor, "
+        "also where nothing is printed: make it outside the forward, or only if not torch.compiler.is_compiling(); if it is the "
+        "key of what the forward keeps, return that and keep it outside",
+        headline=r"BUILD_STRING",
+        explanation=r"builtin operator `(str|repr|format)` with argument types \['(int|float)'",
     ),
     Cause(
         "progress bar",
@@ -286,18 +303,18 @@ BREAKS = (
         explanation=r"builtin `torch\.set_\w+|function `set_detect_anomaly|detect_anomaly",
     ),
     Cause(
-        "parameter made in the forward",
-        "create parameters and modules in __init__; if a library creates them in the first forward, run one forward before "
-        "compiling",
-        headline=r"torch\.nn\.Parameter\(\)` constructor|parameter construction",
-    ),
-    Cause(
         "gradient taken in the forward",
         "set dynamo.trace_autograd_ops=on (torch._dynamo.config.trace_autograd_ops = True), which compiles the gradient of this "
         "gradient, too, or leave the code that takes the gradient eager and compile the modules it calls, if no second "
         "derivative goes through them",
         remedy="dynamo.trace_autograd_ops=on",
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
+    ),
+    Cause(
+        "backward in compiled code",
+        "torch.compile cannot trace torch.autograd.backward, as in the backward of a Function that computes its forward again: "
+        "call torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) in place of such a Function, or leave it eager",
+        explanation=r"function `backward` in file `torch/autograd/__init__\.py`",
     ),
     Cause(
         "requires_grad_() by transformers",
@@ -388,7 +405,8 @@ BREAKS = (
     ),
     Cause(
         "copy of a tensor by Python",
-        "use x.clone(), which can be compiled, instead of copy.deepcopy(x); copy modules before the step",
+        "use x.clone(), which can be compiled, instead of copy.deepcopy(x), and vars(batch) instead of dataclasses.asdict("
+        "batch), which copies tensors; copy modules before the step",
         headline=r"copy\.deepcopy",
         explanation=r"in file `copy\.py`",
     ),
@@ -398,42 +416,13 @@ BREAKS = (
         "self.layer.weight.register_hook(…), or on the layer's output in the forward, y.register_hook(…), which are compiled",
         headline=r"Module-level backwards? hooks",
     ),
-    Cause(
-        "state in a class",
-        "keep what the forward changes in the model, self.seen = [] in __init__ in place of a list or a number of its class, or "
-        "return it: before torch 2.13 torch.compile cannot change what belongs to a class, and may go on with an old value",
-        explanation=r"operator `setattr` with argument types \['type', 'str', '(?!int')"
-        r"|method `(append|extend|insert|add|update|pop|clear|__setitem__)` of class `(list|dict|set|deque)`",
-    ),
-    *_OPTIMIZER_MADE,
-    Cause(
-        "hooks",
-        "register hooks once, before compiling and not in the forward, or do their work in the forward itself; what counts in a "
-        "class, as hooks do, is to count in the model, self.calls += 1",
-        headline=r"\b[Hh]ooks?\b|BackwardHook|RemovableHandle|setattr\(\) on unsupported type",
-        explanation=r"operator `setattr` with argument types \['type',",  # as torch before 2.13 says it
-    ),
+    *KEPT_STATE,
     Cause(
         "custom autograd.Function",
         "write the Function's forward and backward with torch operators only, or make it an operator with "
         "torch.library.custom_op and register_autograd",
         headline=r"autograd\.Function",
         explanation=r"of class `\w+Backward`",
-    ),
-    Cause(
-        "cached property",
-        "functools.cached_property of Python 3.11 takes a lock at its first use, which torch.compile cannot trace: read the "
-        "property once in __init__, or compute it there",
-        explanation=r"enter a `RLock`",
-        inside=r"\bfunctools\.py",
-        needs_all=True,
-    ),
-    Cause(
-        "lock or queue",
-        "locks and queues of threads cannot be traced, and a function that holds a lock runs eagerly as a whole: lock, put and "
-        "get outside compiled code, before the step or with what the forward returns",
-        explanation=r"`_thread\.\w*lock|enter a `\w*([Ll]ock|Condition|Semaphore)` context manager"
-        r"|class `\w*([Ll]ock|Condition|Semaphore)` ",
     ),
     Cause(
         "context manager",
@@ -486,7 +475,8 @@ BREAKS = (
     Cause(
         "exception in the forward",
         "the forward raises an exception here: fix that if it does so without torch.compile, too; if its caller catches it, "
-        "catch it in the forward, or leave this call eager",
+        "catch it in the forward, or leave this call eager; a text of a number that may vary, '%.2f' % rate, raises in compiled "
+        "code alone: make it outside the forward",
         headline=r"Observed exception",
     ),
     Cause(
@@ -502,7 +492,11 @@ BREAKS = (
         "torch.library.custom_op",
         headline=r"marked as skipped|Unsupported (method|function) call|C/C\+\+|pybind|no traceable __call__",
     ),
-    Cause("untraceable builtin", _BUILTIN, headline=r"builtin operator|arguments for itertools|python_type\(\) call"),
+    Cause(
+        "untraceable builtin",
+        _BUILTIN,
+        headline=r"builtin operator|arguments for itertools|python_type\(\) call|constant-like method",
+    ),
 )
 """Causes of graph breaks."""
 
@@ -545,19 +539,25 @@ def with_operator(advice: str, text: str) -> str:
     return advice.replace("library::name", "::".join(named.groups())) if named else advice
 
 
+def _by_statement(cause: Cause, text: str) -> str:
+    """Returns the advice on a cause that fits the kind of statement at the break."""
+    statement = re.search(r"^  code: (if|elif|while|assert)\b", text, re.MULTILINE)
+    kind = statement[1] if statement else ""
+    return {"": "", "assert": cause.assert_advice}.get(kind, cause.branch_advice) or cause.advice
+
+
 def advice_on_break(text: str) -> str | None:
     """Returns what helps against a graph break."""
     head = text.partition("\n")[0]
     in_optimizer = head.startswith("torch/optim/optimizer.py") or "inside: torch/optim/optimizer.py" in text
-    if in_optimizer and cause_of_break(text) not in _OPTIMIZER_MADE:
+    if in_optimizer and cause_of_break(text) not in OPTIMIZER_MADE:
         return _OPTIMIZERS
     if head.startswith("torch/nn/parallel/") or "inside: torch/nn/parallel/" in text:
         return _DDPS
     if " of FSDP" in head and "`disable`" in text:  # the class of a module that fully_shard() has sharded begins like that
         return _FSDP2S
-    branches = re.search(r"^  code: (if|elif|while)\b", text, re.MULTILINE)
     cause = cause_of_break(text)
-    advice = with_operator((branches and cause.branch_advice) or cause.advice, text) if cause else None
+    advice = with_operator(_by_statement(cause, text), text) if cause else None
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
         return advice
     around = "accept the break, or compile around it (scope=regional, or parts.NAME.compile=off)"

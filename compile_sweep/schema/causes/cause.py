@@ -17,6 +17,7 @@ class Cause:
     guard: str = ""  # pattern of a failed guard, matched from its beginning
     error: str = ""  # pattern of an error's text
     branch_advice: str = ""  # what helps where the line is an `if` or a `while`, if less than all of `advice` may
+    assert_advice: str = ""  # the same where it is an `assert`
     remedy: str = ""  # settings to add that the advice names and that are worth a trial, as a key spells them
 
 
@@ -27,7 +28,9 @@ NUMPY = (
     f"{PRODUCT_OF_PYTHON}, or call it outside the forward, for constants once in __init__"
 )
 
-NUMBER_OF_NUMPY = "make it one of Python before the forward, rates = np.linspace(0, 0.1, depth).tolist() or float(rate)"
+NUMBER_OF_NUMPY = (
+    "make it one of Python before the forward, rates = np.linspace(0, 0.1, depth).tolist(), float(rate), int(level) or bool(flip)"
+)
 
 FAKE = (
     "torch.compile must know what an operator returns without running it: put @torch.library.register_fake('library::name') "

@@ -160,15 +160,26 @@ GUARDS = (
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"not hasattr\("),
     Cause(
         "batches of several kinds",
-        "batches hold different tensors, such as a mask in some only, and each kind of batch takes a graph: accept it, or put "
-        "the tensor into all of them, such as a mask of ones where nothing is masked",
-        guard=r"len\(batch\) ==|(not )?___dict_contains\([^,]+, batch\)|KeyError on batch\[|list\(dict\.keys\(batch\)",
+        "batches, or other dictionaries that the forward is given, hold different tensors, such as a mask in some only, or the "
+        "same in another order, and each kind takes a graph: accept it, with a recompile_limit above their number, or put the "
+        "same into all of them, such as a mask of ones where nothing is masked, in one order, {name: batch[name] for name in "
+        "sorted(batch)}",
+        guard=r"len\(batch\) ==|(not )?___dict_contains\([^,]+, (?!kwargs)\w+\)|KeyError on (?!G\b|___)\w+\["
+        r"|list\(dict\.keys\((?!kwargs)\w+\)",
     ),
     Cause(
         "arguments of different calls",
         "code that several modules or calls share is given arguments by position in one and by name, or fewer, in another, and "
-        "each way takes a graph: accept one for each, or call it the same way everywhere",
-        guard=r"(not |len\(|list\(dict\.keys\()(args|kwargs)\b(?![.\[])",
+        "each way takes a graph: accept one for each, or call it the same way everywhere, with the same names in one order",
+        guard=r"(not |len\(|list\(dict\.keys\()(args|kwargs)\b(?![.\[])|(not )?___dict_contains\([^,]+, kwargs\)",
+    ),
+    Cause(
+        "list of another length",
+        "a list or tuple of another length takes a graph, because loops over it are unrolled: stack its tensors, "
+        "torch.stack(crops), and call the layers once for all, as on x.flatten(0, 1), so that their number may vary; pad tensors "
+        "of several shapes to one before that, or set recompile_limit above the number of lengths, or compile what the loop "
+        "calls apart (scope=regional, or scope=modular and parts)",
+        guard=r"(not (?!G\[)[A-Za-z]\w*(\[('\w+'|\d+)\])*|len\((?!G\[)[A-Za-z]\w*(\[('\w+'|\d+)\])*\) .*)$",
     ),
     Cause(
         "list or dictionary that grows",
@@ -208,7 +219,10 @@ GUARDS = (
         "number that the forward is given",
         "each value of this Python number takes a graph: hand it in as a tensor, torch.tensor(step); to pick one of several "
         "tensors, stack them and index with a tensor of one element, torch.stack(tables)[torch.tensor([step])]; pick one of "
-        "several modules outside compiled code; where it is the number of rounds of a loop, which no tensor can be, set "
+        "several modules outside compiled code; write out dropout by it with tensors, "
+        f"{DROPOUT_OF_TENSORS}; compute sizes that follow from it outside, and hand them in, n = int(share * length), with "
+        "torch.arange(n) / (n - 1) in place of torch.linspace(0, 1, n); where it is the number of rounds of a loop, which no "
+        "tensor can be, set "
         "recompile_limit above the number of its values, or compile what a round calls apart (scope=modular or regional); "
         "dynamic=auto lets a number vary that selects nothing",
         guard=r"[A-Za-z]\w*(\[('\w+'|\d+)\])* == -?\d",
@@ -433,7 +447,8 @@ def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | N
     """Returns the cause of the break that returned a guarded value; None if that was a value read from a tensor, or no break."""
     after = re.search(r" from line (\d+) on \((.+):\d+\)$", first.function)
     of_rows = re.match(r"tensor '(___stack\d+)\S* requires_grad mismatch", first.guard)
-    guarded = of_rows or re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
+    of_object = re.match(r"Cache line invalidated because L\['(___stack\d+)'\]", first.guard)  # a method looked up before it
+    guarded = of_rows or of_object or re.match(r"(?:___check\w+\()?(___stack\d+|[A-Za-z]\w*)(?![\w.(])", first.guard)
     if after is None or guarded is None:
         return None
     is_result = guarded[1].startswith("___")
@@ -441,7 +456,7 @@ def _cause_of_break_before(first: Recompile, breaks: Sequence[str]) -> Cause | N
     assigns = "" if is_result else rf"^  code: (.*[ ;])?{guarded[1]} ?= ?(?!=)"
     there = (text for text in breaks if text.startswith(place) and re.search(assigns, text, re.MULTILINE))
     cause = cause_of_break(at) if (at := next(there, "")) else None
-    if cause is not None and cause.name == "value of a tensor" and not is_result:
+    if cause is not None and cause.name == "value of a tensor" and (of_object or not is_result):
         return _NAMED["value read from a tensor"]
     return None if cause is None or cause.name in ("value of a tensor", "output of unknown size") else cause
 
@@ -511,6 +526,7 @@ def named_advice(cause: Cause, series: RecompileSeries) -> str:
     is_expression = " " in source
     paths = re.findall(r"\b[A-Za-z_]\w*(?:\.\w+|\[[\w']+\])+(?![\w(])", source) if is_expression else [source]
     attributes = {path.removesuffix("']").rpartition("['" if path.endswith("']") else ".")[2] for path in paths}
+    attributes -= {"cell_contents"}  # of a closure, whose variable torch does not name
     if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
         return cause.advice
     advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)

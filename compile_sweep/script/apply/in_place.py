@@ -371,10 +371,12 @@ def _make_foreach(optimizer: Optimizer) -> None:
 
 
 def has_fused(optimizer: Optimizer) -> bool:
-    """Tells whether torch has a fused implementation of the optimizer for these weights."""
+    """Tells whether torch has a fused implementation of the optimizer for these weights and the gradients that they have now."""
     if any("fused" not in group or group.get("differentiable") for group in optimizer.param_groups):
         return False
     weights = [one for group in optimizer.param_groups for one in group["params"]]
+    if any(one.grad is not None and one.grad.layout is not torch.strided for one in weights):  # nn.Embedding(sparse=True)
+        return False
     return all(_steps_fused(type(optimizer), *which) for which in {(one.device, one.dtype) for one in weights})
 
 

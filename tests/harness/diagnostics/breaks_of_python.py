@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -12,9 +14,11 @@ import os
 import queue
 import random
 import re
+import string
 import sys
 import threading
 import time
+import types
 import uuid
 import warnings
 from typing import Any
@@ -22,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import torch
-from faulty_models import Case, Net, plain, with_break_in_loop, with_layers_in_turn, with_tensor_kept
+from faulty_models import Case, Net, plain, with_assert_statement, with_break_in_loop, with_layers_in_turn, with_tensor_kept
 from torch import Tensor, nn
 from tqdm import tqdm, trange
 
@@ -413,7 +417,119 @@ def with_product_of_python(net: Net, x: Tensor) -> Tensor:
     return net.layer(x).view(math.prod(x.shape))
 
 
+_level = np.int64(0)
+
+
+def with_module_picked_by_numpy(net: Net, x: Tensor) -> Tensor:
+    return net.layers[_level](x)  # type: ignore[no-any-return]
+
+
+def with_module_picked_by_python(net: Net, x: Tensor) -> Tensor:
+    return net.layers[int(_level)](x)  # type: ignore[no-any-return]
+
+
+def _halved(x: Tensor) -> Tensor:
+    _halved.calls += 1  # type: ignore[attr-defined]
+    return x / 2
+
+
+_halved.calls = 0  # type: ignore[attr-defined]
+
+
+def with_calls_of_a_function(net: Net, x: Tensor) -> Tensor:
+    return net.layer(_halved(x))
+
+
+_options = types.SimpleNamespace(heat=2.0)
+
+
+def with_namespace_changed(net: Net, x: Tensor) -> Tensor:
+    _options.heat *= 0.99
+    return net.layer(x) * _options.heat
+
+
+def with_heat_replaced(net: Net, x: Tensor) -> Tensor:
+    net.heat = net.heat * 0.99
+    return net.layer(x) * net.heat
+
+
+def with_autocast_entered_by_a_stack(net: Net, x: Tensor) -> Tensor:
+    with contextlib.ExitStack() as stack:
+        if net.flag:
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+        return net.layer(x)
+
+
+def with_autocast_enabled_by_a_flag(net: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=net.flag):
+        return net.layer(x)
+
+
+def with_gradients_stopped_by_a_stack(net: Net, x: Tensor) -> Tensor:
+    with contextlib.ExitStack() as stack:
+        if net.flag:
+            stack.enter_context(torch.no_grad())
+        return net.layer(x)
+
+
+def with_gradients_stopped_by_a_flag(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad() if net.flag else contextlib.nullcontext():
+        return net.layer(x)
+
+
+def with_largest_by_norm(net: Net, x: Tensor) -> Tensor:
+    return net.layer(max([x, x.flip(1)], key=lambda view: view[:, 0].norm()))
+
+
+def with_largest_of_a_stack(net: Net, x: Tensor) -> Tensor:
+    views = [x, x.flip(1)]
+    return net.layer(torch.stack(views)[torch.stack([view[:, 0].norm() for view in views]).argmax(0, keepdim=True)][0])
+
+
+def with_sorted_items(net: Net, x: Tensor) -> Tensor:
+    inputs = {"b": x, "a": 2 * x}
+    return net.layer(torch.cat([value for _, value in sorted(inputs.items())]))
+
+
+def with_sorted_names(net: Net, x: Tensor) -> Tensor:
+    inputs = {"b": x, "a": 2 * x}
+    return net.layer(torch.cat([inputs[name] for name in sorted(inputs)]))
+
+
+@dataclasses.dataclass
+class _Batch:
+    x: Tensor
+
+
+def with_fields_copied(net: Net, x: Tensor) -> Tensor:
+    return net.layer(dataclasses.asdict(_Batch(x))["x"])
+
+
+def with_fields_read(net: Net, x: Tensor) -> Tensor:
+    return net.layer(vars(_Batch(x))["x"])
+
+
+def with_assert_whose_text_is_computed(net: Net, x: Tensor) -> Tensor:
+    assert x.abs().sum() < 1e9, f"too large: {x.max().item()}"
+    return net.layer(x)
+
+
+def with_template(net: Net, x: Tensor) -> Tensor:
+    net.last = string.Template("at $place").substitute(place="the end")
+    return net.layer(x)
+
+
 BREAKS_OF_PYTHON = [
+    Case("number of numpy", with_module_picked_by_numpy, with_module_picked_by_python),
+    Case("attribute of a function", with_calls_of_a_function, with_tensor_kept),
+    Case("attribute of an object", with_namespace_changed, with_heat_replaced),
+    Case("context entered by a stack", with_autocast_entered_by_a_stack, with_autocast_enabled_by_a_flag),
+    Case("context entered by a stack", with_gradients_stopped_by_a_stack, with_gradients_stopped_by_a_flag),
+    Case("tensors compared by Python", with_largest_by_norm, with_largest_of_a_stack),
+    Case("tensors compared by Python", with_sorted_items, with_sorted_names),
+    Case("copy of a tensor by Python", with_fields_copied, with_fields_read),
+    Case("data-dependent branch", with_assert_whose_text_is_computed, with_assert_statement),
+    Case("untraceable builtin", with_template, plain),
     Case("numpy and scipy", with_product_of_numpy, with_product_of_python),
     Case("tensor in place of a number", with_product_passed_on, with_product_of_python),
     Case("value that is not a tensor", with_product_of_one_size, with_product_of_python),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from faulty_models import Case, Net, plain, with_hook_added
@@ -148,6 +148,49 @@ def with_checkpointed_sequence(net: Net, x: Tensor) -> Tensor:
     return y
 
 
+class Recomputed(torch.autograd.Function):
+    """Computes its forward again in its backward, as reversible networks and those from before checkpointing do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        y: Tensor = layer(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(x), gradient)
+        return x.grad, None
+
+
+def with_forward_computed_again(net: Net, x: Tensor) -> Tensor:
+    y: Tensor = Recomputed.apply(net.norm(x), net.layer)  # type: ignore[no-untyped-call]
+    return y
+
+
+class Noted(torch.autograd.Function):
+    """Appends to a list of its class."""
+
+    seen: ClassVar[list[int]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Noted.seen.append(len(x))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * gradient
+
+
+def with_list_of_a_function(net: Net, x: Tensor) -> Tensor:
+    return net.layer(Noted.apply(x))  # type: ignore[no-untyped-call]
+
+
 def with_checkpoints(net: Net, x: Tensor) -> Tensor:
     for layer in net.layers:
         x = checkpoint(layer, x, use_reentrant=False)
@@ -245,6 +288,8 @@ def with_optimizer_made_there(net: Net, x: Tensor) -> Tensor:
 
 
 BREAKS_OF_TORCH = [
+    Case("backward in compiled code", with_forward_computed_again, with_checkpoints),
+    Case("state in a class", with_list_of_a_function, plain),
     Case("optimizer made in the forward", with_optimizer_made_there, plain),
     Case("KL divergence", with_divergence, with_divergence_written_out),
     Case("torch.func.linearize", with_linearized, with_jvp),

@@ -503,7 +503,7 @@ BREAKS_OF_VALUES = [
     Case("value of a tensor", with_order_as_a_list, with_rows_in_order),
     Case("tensor in place of a number", with_dropout_of_a_buffer, with_dropout_of_tensors),
     Case("tensor in place of a number", with_noise_of_a_buffer, with_noise_of_tensors),
-    Case("value of a tensor", with_sorted_rows, with_rows_in_order),
+    Case("tensors compared by Python", with_sorted_rows, with_rows_in_order),
     Case("assertion by a function", with_assertion, with_assert_statement),
     Case("average over all batches", with_average_over_all_batches, with_moving_average),
     Case("value of a tensor", with_queue, with_queue_of_tensors),

@@ -337,7 +337,7 @@ def test_every_cause_has_its_test() -> None:
     elsewhere = {"modules that are added", "number that crosses a limit", "blocks of different sizes"}
     elsewhere |= {"blocks of different kinds", "length after a graph break", "number of each block"}
     elsewhere |= {"cache of keys and values", "argument of changing type", "KL divergence"}
-    elsewhere |= {"number of rounds or modules", "end of a slice"}
+    elsewhere |= {"number of rounds or modules", "end of a slice", "list of another length"}
     elsewhere |= {"arguments of different calls", "layout in memory", "first value of a number", "view of another tensor"}
     shown |= {
         "exception in the forward",
@@ -351,6 +351,7 @@ def test_every_cause_has_its_test() -> None:
         "tensor without dimensions as an index",
         "state in a class",
         "break in an argument",
+        "text of a number",
     }
     shown |= {"number of numpy"} if torch_version() < (2, 13) else set()  # its code does not break there
     assert shown == {cause.name for cause in breaks.BREAKS}

@@ -340,9 +340,9 @@ def with_options(net: Net, x: Tensor, options: dict[str, int]) -> Tensor:
     return net.layer(x) * sum(options.values())
 
 
-def test_keys_that_change_are_a_dictionary_that_changes() -> None:
+def test_keys_that_change_are_batches_of_several_kinds() -> None:
     found = runs_with(with_options, [{f"step {step}": 1} for step in range(9)])
-    assert {cause.name for one in found.recompile_reasons if (cause := cause_of(one))} == {"list or dictionary that grows"}
+    assert {cause.name for one in found.recompile_reasons if (cause := cause_of(one))} == {"batches of several kinds"}
     assert not runs_with(with_options, [{"step": 1}] * 9).recompile_reasons
 
 
