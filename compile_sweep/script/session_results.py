@@ -207,7 +207,7 @@ def plans_attention(settings: CompileSettings, device: torch.device, stream: Str
     return is_planned and (not stream.shapes_recur or stream.extra_ms > 0) and attends()
 
 
-TWICE = "always run eagerly, because the script differentiates its gradients again (create_graph=True)"
+TWICE = "not compiled by any setting, because the script differentiates its gradients again (create_graph=True)"
 
 
 def findings(session: Session) -> list[str]:

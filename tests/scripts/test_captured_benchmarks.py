@@ -56,6 +56,9 @@ SCRIPTS = {
     "other_fields/super_resolution_script.py": ("--blocks 1 --width 8 --grow 4 --patch 8 --batch 2", {""}),
     "other_fields/translation_script.py": ("--width 16 --layers 1 --heads 2 --words 60 --vocabulary 50 --longest 12", set[str]()),
     "other_fields/vqgan_script.py": ("--width 32 --codes 8 --size 64 --batch 2 --critic-width 4 --perceptual-width 4", {""}),
+    "second_derivatives/equation_script.py": ("--layers 2 --width 8 --points 16 --edge 4", {""}),
+    "second_derivatives/forces_script.py": ("--molecules 2 --atoms 4 --width 8 --layers 2 --waves 5", {""}),
+    "second_derivatives/gradient_penalty_script.py": ("--batch 2 --width 4 --pixels 16 --critics 2", {""}),
 }
 """Arguments, and the names of what is captured of each module: the whole has none."""
 

@@ -14,7 +14,7 @@ from compile_sweep.script.apply.captured import with_uncaptured
 from compile_sweep.script.apply.frozen import apply_to_discovered
 from compile_sweep.script.apply.in_place import OwnCompile
 from compile_sweep.script.discover import Discovery, Target
-from compile_sweep.script.job import ScriptError, refuse_outside_scripts
+from compile_sweep.script.job import refuse_outside_scripts
 from tests.scripts.conftest import Run
 from tests.scripts.test_captured import Counts, Net
 
@@ -68,13 +68,6 @@ def test_a_script_trains_the_same_with_its_modules_captured(
     assert all(f"runs eagerly: {reason}" in sentence for sentence in told.cudagraph_skip_reasons)
     in_parts = "it returns an object of class EncoderDecoderCache; captured as CUDA graphs of its own: encoder; with use_"
     assert any(in_parts in one for one in session_results.findings(session)) is (script == "seq2seq.py")
-
-
-def test_second_derivatives_are_refused_in_the_words_of_what_captures(recorder: Recorder) -> None:
-    net = Net()
-    found = Discovery(targets=[Target(net, net, "net", differentiated_twice=True)])
-    with pytest.raises(ScriptError, match=r"create_graph=True\), which CUDA graphs cannot do; leave cudagraphs out$"):
-        apply_to_discovered(CompileSettings.parse("scope=eager,cudagraphs=on"), found, OwnCompile())
 
 
 def test_a_model_outside_of_scripts_is_not_captured() -> None:

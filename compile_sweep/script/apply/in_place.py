@@ -189,11 +189,14 @@ def apply_to_modules(
             if settings.scope is Scope.NESTED:
                 block.forward = nested(block)
     if settings.scope is not Scope.EAGER:
-        _compile_modules(settings, compilable(targets), block_shapes, compiled, own_compile)
-    elif settings.claims_cudagraphs:
-        capture(compilable(targets, captures=True))
+        chosen = compilable(targets)
+        _compile_modules(settings, chosen, block_shapes, compiled, own_compile)
+    else:
+        chosen = [target for target in targets if not target.is_left_out]
+        if settings.claims_cudagraphs:
+            capture(chosen)
     if settings.claims_cudagraphs:
-        for target in compilable(targets):
+        for target in chosen:
             if target.outlasts:
                 wrap_call(target.module, partial(copied_out, applies=torch.is_grad_enabled))  # others are copied where made
     if settings.use_cache is False:
@@ -223,16 +226,16 @@ def _compile_modules(
         vars(module)["_compiled_call_impl"] = calling(module, forward, applies=applies)
 
 
-def compilable(targets: Sequence[Target], *, captures: bool = False) -> list[Target]:
-    """Returns the targets to compile, or to capture as CUDA graphs; raises ScriptError if none can be."""
+def compilable(targets: Sequence[Target]) -> list[Target]:
+    """Returns the targets to compile; raises ScriptError if none can be."""
     found = [target for target in targets if not target.stays_eager]
     if found or any(target.is_left_out for target in targets):
         return found
     names = ", ".join(target.name for target in targets)
-    cannot = "compiled code cannot do; use scope=eager, whose settings of optimizer, precision and attention kernel still apply"
-    if captures:
-        cannot = "CUDA graphs cannot do; leave cudagraphs out"
-    raise ScriptError(f"the script differentiates the gradients of {names} again (create_graph=True), which {cannot}")
+    raise ScriptError(
+        f"the script differentiates the gradients of {names} again (create_graph=True), which compiled code cannot do; use "
+        "scope=eager, whose settings of optimizer, precision, attention kernel and CUDA graphs still apply"
+    )
 
 
 def apply_to_losses(settings: CompileSettings, found: Discovery, until: ExitStack) -> list[str]:

@@ -1,14 +1,17 @@
 """What a call of a module depends on, and how its traces are undone: what a CUDA graph of the call must know."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from compile_sweep.contract.installed_torch import private
 from compile_sweep.contract.seeding import random_numbers_put_back
 from compile_sweep.harness.numerics.python_state import PythonState
 from compile_sweep.harness.numerics.trajectory import _generator_states
@@ -29,6 +32,9 @@ _WAITED = "called a synchronizing CUDA operation"
 
 _CPU = torch.device("cpu")
 
+
+_TRANSFORM: Callable[[], object] | None = private("torch._C._functorch", "peek_interpreter_stack")
+"""Returns the innermost transform of `torch.func` that is at work."""
 
 _TENSOR = object()
 
@@ -107,6 +113,8 @@ class ModuleCall:
         """Says why a call with these arguments cannot be captured; empty if it may be."""
         if refused := unsuitable(leaves, "is called with", self.device):
             return refused
+        if forward_ad._current_level >= 0 or (_TRANSFORM is not None and _TRANSFORM() is not None):
+            return "it is called in a transform of torch.func, as by vmap or jvp"
         held = [one for part in self.parts for one in part._parameters.values() if one is not None]
         if not self._known.issuperset(held):
             return "other tensors stand in for its weights, as in torch.func.functional_call"
@@ -132,7 +140,7 @@ class ModuleCall:
     def put_back(self) -> Iterator[Callable[[], str]]:
         """Undoes in the end what a trial run changed; yields a function that says what a graph would leave out of it."""
         before, state, buffers = state_of(self.parts), PythonState(self.module), self.buffers()
-        copies = [(one, one.detach().clone()) for one in {id(one): one for one in self._tensors()}.values()]
+        copies = [(one, one.detach().clone()) for one in self.state()]
         with random_numbers_put_back(self.device):  # after the capture, too: cuDNN begins its dropout anew where they were set
             drawn = _generator_states(_CPU)
 
@@ -153,10 +161,32 @@ class ModuleCall:
                     part._buffers[name] = buffer
                 state.put_back()
 
-    def _tensors(self) -> Iterator[Tensor]:
-        for part in self.parts:
-            held = (*part._buffers.values(), *vars(part).values())
-            yield from (one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter))
+    def state(self) -> list[Tensor]:
+        """Returns the tensors, besides parameters, that its parts hold."""
+        held = [one for part in self.parts for one in (*part._buffers.values(), *vars(part).values())]
+        tensors = {id(one): one for one in held if isinstance(one, Tensor) and not isinstance(one, nn.Parameter)}
+        return list(tensors.values())
+
+    @contextmanager
+    def holding(self, others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+        """Has the parts hold other parameters, on the same memory, in the block."""
+        places = [(part, name, held) for part in self.parts for name, held in part._parameters.items() if held is not None]
+        for part, name, held in places:
+            setattr(part, name, others[held])
+        _have_same_weights(self.parts)
+        try:
+            yield
+        finally:
+            for part, name, held in places:
+                setattr(part, name, held)
+            _have_same_weights(self.parts)
+
+
+def _have_same_weights(parts: Sequence[nn.Module]) -> None:
+    """Keeps recurrent layers from moving their weights into new memory, as they do where they notice others."""
+    for part in parts:
+        if isinstance(part, nn.RNNBase) and hasattr(part, "_flat_weight_refs"):
+            part._flat_weight_refs = [None if one is None else weakref.ref(one) for one in part._flat_weights]
 
 
 @contextmanager
