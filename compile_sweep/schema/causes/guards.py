@@ -162,8 +162,8 @@ GUARDS = (
         "batches of several kinds",
         "batches, or other dictionaries that the forward is given, hold different tensors, such as a mask in some only, or the "
         "same in another order, and each kind takes a graph: accept it, with a recompile_limit above their number, or put the "
-        "same into all of them, such as a mask of ones where nothing is masked, in one order, {name: batch[name] for name in "
-        "sorted(batch)}",
+        "tensor into all of them, such as a mask of ones where nothing is masked, and in one order, {name: batch[name] for name "
+        "in sorted(batch)}",
         guard=r"len\(batch\) ==|(not )?___dict_contains\([^,]+, (?!kwargs)\w+\)|KeyError on (?!G\b|___)\w+\["
         r"|list\(dict\.keys\((?!kwargs)\w+\)",
     ),
