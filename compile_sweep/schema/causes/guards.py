@@ -60,6 +60,8 @@ GROWS_UNEVENLY = Cause(
 )
 """The cause of an integer that grows by different amounts, which may be a cache's size or a count."""
 
+_ARGUMENT = r"[A-Za-z]\w*(\[('\w+'|\d+)\])*"  # of the forward, or what is in it
+
 GUARDS = (
     KL_DIVERGENCE,
     Cause(
@@ -179,7 +181,7 @@ GUARDS = (
         "torch.stack(crops), and call the layers once for all, as on x.flatten(0, 1), so that their number may vary; pad tensors "
         "of several shapes to one before that, or set recompile_limit above the number of lengths, or compile what the loop "
         "calls apart (scope=regional, or scope=modular and parts)",
-        guard=r"(not (?!G\[)[A-Za-z]\w*(\[('\w+'|\d+)\])*|len\((?!G\[)[A-Za-z]\w*(\[('\w+'|\d+)\])*\) .*)$",
+        guard=rf"(not (?!G\[){_ARGUMENT}|len\((?!G\[){_ARGUMENT}\) .*)$",
     ),
     Cause(
         "list or dictionary that grows",
@@ -225,7 +227,7 @@ GUARDS = (
         "tensor can be, set "
         "recompile_limit above the number of its values, or compile what a round calls apart (scope=modular or regional); "
         "dynamic=auto lets a number vary that selects nothing",
-        guard=r"[A-Za-z]\w*(\[('\w+'|\d+)\])* == -?\d",
+        guard=rf"{_ARGUMENT} == -?\d",
     ),
     Cause(
         "setting of a torch.nn module",
@@ -284,7 +286,7 @@ GUARDS = (
         "argument of changing type",
         "it is None in some calls and a tensor in others, or a parameter and a plain tensor, and each takes a graph: accept one "
         "more, or pass the same kind in every call; Hugging Face leaves out an attention mask of ones",
-        guard=r"expected type of .* to be (a tensor type|<class ')|[A-Za-z]\w*(\[('\w+'|\d+)\])* is (not )?None$",
+        guard=rf"expected type of .* to be (a tensor type|<class ')|{_ARGUMENT} is (not )?None$",
     ),
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"\S+ is None"),
     Cause(

@@ -22,7 +22,7 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.schema.causes.errors import CACHE
 from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES
-from compile_sweep.script.apply.captured_graph import Function, Slot, capture_call, noting
+from compile_sweep.script.apply.captured_graph import Function, Slot, capture_call, learn, watched
 from compile_sweep.script.apply.derivatives import Derivatives
 from compile_sweep.script.apply.forward_graphs import ForwardGraphs
 from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
@@ -147,7 +147,8 @@ class CapturedModule:
         if number not in slot.graphs:
             if len(slot.graphs) == MOST_CAPTURED_SHAPES:
                 return self._eagerly(f"it is called in more than {MOST_CAPTURED_SHAPES} ways, by shapes or values", args, kwargs)
-            made = capture_call(kind.function, self._recorder, given, kind.uses, slot, partial(self._learn, number))
+            more = partial(learn, kind.uses, self._slots, number)
+            made = capture_call(kind.function, self._recorder, given, kind.uses, slot, more)
             if isinstance(made, str):
                 return self._eagerly(self._refuse(made), args, kwargs)
             slot.add(number, made)
@@ -174,14 +175,13 @@ class CapturedModule:
             part, name = moved[0]
             self._refuse(f"its forward sets {type(part).__name__}.{name}, which a CUDA graph would not")
         places = [place for place, one in enumerate(results) if isinstance(one, Tensor)]
-        uses = [0] * len(places) if any(results[place].requires_grad for place in places) else []
+        for place in places:
+            if results[place].requires_grad:
+                results[place] = results[place].clone()  # the module itself may use the result, too
+        uses = watched([results[place] for place in places])
         function = _ModuleFunction(self._call, described.autocast, arguments)
         derivatives = Derivatives(function, self._recorder, self._most_pending)
         self._kinds.append(_Kind(described=described, uses=uses, function=function, derivatives=derivatives))
-        for number, place in enumerate(places):
-            if results[place].requires_grad:
-                results[place] = results[place].clone()  # the module itself may use the result, too
-                results[place].register_hook(noting(uses, number))
         return pytree.tree_unflatten(results, structure)
 
     def _refuse(self, reason: str) -> str:
@@ -199,13 +199,6 @@ class CapturedModule:
     def _eagerly(self, reason: str, args: Any, kwargs: Any) -> Any:
         self._skipped(reason)
         return self._call.inner(*args, **kwargs)
-
-    def _learn(self, number: int, places: Sequence[int]) -> None:
-        """Notes that more of a call's results get gradients; the next call of the kind is captured anew."""
-        for place in places:
-            self._kinds[number].uses[place] += 1
-        for slot in self._slots if places else ():
-            slot.graphs.pop(number, None)
 
 
 RECOMPUTED = "its activations are recomputed in the backward pass, or kept elsewhere until then"

@@ -4,6 +4,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -214,13 +215,32 @@ def _not_captured(ctx: Any, given: Gradients) -> Gradients:
     return spread(found, needed)
 
 
-def noting(uses: list[int], number: int) -> Callable[[Tensor], None]:
-    """Returns a hook for a result that counts how often it gets a gradient."""
+def watched(results: Sequence[Tensor]) -> list[int]:
+    """Returns how often each result has got a gradient, counted from now on; empty if none can."""
+    uses = [0] * len(results) if any(one.requires_grad for one in results) else []
 
-    def noted(_: Tensor) -> None:
+    def note(number: int, _: Tensor) -> None:
         uses[number] += 1
 
-    return noted
+    for number, one in enumerate(results):
+        if one.requires_grad:
+            one.register_hook(partial(note, number))
+    return uses
+
+
+def learn(uses: list[int], slots: Sequence[Slot], number: int, places: Sequence[int]) -> None:
+    """Notes that more results of a kind of call get gradients, for which its next call is captured anew.
+
+    Args:
+        uses: How often each of its results gets a gradient.
+        slots: Where its graphs are.
+        number: Number of the kind.
+        places: The results.
+    """
+    for place in places:
+        uses[place] += 1
+    for slot in slots if places else ():
+        slot.graphs.pop(number, None)
 
 
 def spread(found: Gradients, needed: Sequence[bool]) -> Gradients:

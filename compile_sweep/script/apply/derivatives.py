@@ -7,12 +7,13 @@ differentiated again in turn. It computes the call anew, so that no graph needs 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from compile_sweep.script.apply.captured_graph import Function, Gradients, Slot, capture_call, noting, spread
+from compile_sweep.script.apply.captured_graph import Function, Gradients, Slot, capture_call, learn, spread, watched
 from compile_sweep.script.apply.graph_recording import GraphRecorder, recording
 from compile_sweep.script.apply.module_call import unsuitable
 
@@ -55,13 +56,6 @@ class _Kind:
     num_slots: int = 1
     is_refused: bool = False
 
-    def learn(self, places: Sequence[int]) -> None:
-        """Notes that more of these gradients get one themselves."""
-        for place in places:
-            self.uses[place] += 1
-        for slot in self.slots if places else ():
-            slot.graphs.clear()
-
 
 class Derivatives:
     """Gradients of a captured function that may be differentiated again.
@@ -86,7 +80,8 @@ class Derivatives:
                 kind.slots.append(Slot(self._recorder.new_pool()))
             for slot in kind.slots:
                 if slot.is_free and not slot.graphs and not kind.is_refused:
-                    made = capture_call(kind.function, self._recorder, kind.examples, kind.uses, slot, kind.learn)
+                    more = partial(learn, kind.uses, kind.slots, 0)
+                    made = capture_call(kind.function, self._recorder, kind.examples, kind.uses, slot, more)
                     if isinstance(made, str):
                         kind.is_refused = True
                     else:
@@ -105,18 +100,13 @@ class Derivatives:
             kind.num_slots = min(len(kind.slots) + 1, self._most_pending)
             with recording():
                 found = kind.function.called(everything, weights)
-            if not kind.uses:
-                kind.uses += [0] * len(found)
-                for number, one in enumerate(found):
-                    if one.requires_grad:
-                        one.register_hook(noting(kind.uses, number))
+            kind.uses = kind.uses or watched(found)
         else:
             found = list(slot.graphs[0].replayed(everything))
         return spread(spread(found, kind.function.found), needed)
 
     def _kind(self, everything: Sequence[Tensor], is_given: Sequence[bool], needed: Sequence[bool]) -> _Kind:
-        device = self._function.call.device.type
-        autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        autocast = self._function.call.autocast
         way = [is_given, [one.requires_grad for one in everything], needed, autocast]
         if (known := next((one for one in self._kinds if one.way == way), None)) is not None:
             return known

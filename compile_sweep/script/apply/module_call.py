@@ -98,6 +98,12 @@ class ModuleCall:
         """Where its weights are."""
         return self.parameters[0].device
 
+    @property
+    def autocast(self) -> tuple[bool, torch.dtype]:
+        """Whether autocast is on at present, and its dtype."""
+        kind = self.device.type
+        return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
     def flat_results(self, form: Form, tensors: Iterable[Tensor]) -> tuple[list[Any], pytree.TreeSpec]:
         """Runs the call with arguments of a form and these tensors; returns its results, flat, and their structure."""
         args, kwargs = form.filled(tensors)
@@ -122,11 +128,10 @@ class ModuleCall:
 
     def kind(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> Kind:
         """Returns what a call with these arguments depends on."""
-        device = self.device.type
         return Kind(
             structure=structure,
             arguments=[_described(leaf) for leaf in leaves],
-            autocast=(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+            autocast=self.autocast,
             is_inference=torch.is_inference_mode_enabled(),
             numbers=[[place.get(name) for name in names] for place, names in self._watched],
             memory=[(one.data_ptr(), one.requires_grad) for one in (*self.parameters, *self.buffers().values())],
