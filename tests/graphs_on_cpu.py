@@ -71,7 +71,7 @@ class Recorder(GraphRecorder):
             with recording():
                 live = run()
             for place, one in zip(outputs, live, strict=True):
-                place.copy_(one)
+                place.copy_(one.detach())
 
         return Replayed(forward), outputs
 

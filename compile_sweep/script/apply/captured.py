@@ -22,7 +22,7 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.schema.causes.errors import CACHE
 from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES
-from compile_sweep.script.apply.captured_graph import Function, Slot, capture_call, learn, watched
+from compile_sweep.script.apply.captured_graph import Function, Replayed, Slot, capture_call, watched
 from compile_sweep.script.apply.derivatives import Derivatives
 from compile_sweep.script.apply.forward_graphs import ForwardGraphs
 from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
@@ -35,7 +35,6 @@ from compile_sweep.script.apply.module_call import (
     ModuleCall,
     changed_numbers,
     tensors_among,
-    unsuitable,
 )
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
@@ -54,21 +53,6 @@ LEAST_LAYERS = 8
 """Layers of a part that is captured by itself: a replay takes about as long as launching the kernels of a few layers does."""
 
 
-class _ModuleFunction(Function):
-    """A module's call with arguments of one form."""
-
-    def __init__(self, call: ModuleCall, autocast: tuple[bool, torch.dtype], arguments: Form) -> None:
-        super().__init__(call, autocast)
-        self._arguments = arguments
-        self.form = arguments
-        """That of its latest results."""
-
-    def results(self, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        found, structure = self.call.flat_results(self._arguments, tensors)
-        self.form, self.refused = Form.of(found, structure), unsuitable(found, "returns", self.call.device)
-        return tensors_among(found)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Kind:
     """Calls of one kind."""
@@ -76,7 +60,7 @@ class _Kind:
     described: Kind
     uses: list[int]
     """How often each result of the first call got a gradient from the script; empty if none could."""
-    function: _ModuleFunction
+    function: Function
     derivatives: Derivatives
 
 
@@ -138,22 +122,29 @@ class CapturedModule:
             return self._without_gradients(args, kwargs)
         if not any(kind.uses):
             return call.inner(*args, **kwargs)
+        given = tensors_among(leaves)
+        if kind.derivatives.are_taken:
+            if kind.derivatives.learned():
+                self._forget(number)
+            if not kind.derivatives.sequences:
+                found = kind.derivatives.watched(given)
+                return kind.function.form.filled(found)
         slot = next((one for one in self._slots if one.is_free), None)
         if slot is None:
             if len(self._slots) == self._most_pending:
                 return self._eagerly(f"more than {self._most_pending} of its calls wait for their backward pass", args, kwargs)
             self._slots.append(slot := Slot(self._recorder.new_pool()))
-        given = tensors_among(leaves)
         if number not in slot.graphs:
             if len(slot.graphs) == MOST_CAPTURED_SHAPES:
                 return self._eagerly(f"it is called in more than {MOST_CAPTURED_SHAPES} ways, by shapes or values", args, kwargs)
-            more = partial(learn, kind.uses, self._slots, number)
-            made = capture_call(kind.function, self._recorder, given, kind.uses, slot, more)
+            if kind.derivatives.are_taken:
+                made: Replayed | str = kind.derivatives.captured(self._recorder, given, kind.uses, slot)
+            else:
+                made = capture_call(kind.function, self._recorder, given, kind.uses, slot, partial(self._learn, number))
             if isinstance(made, str):
                 return self._eagerly(self._refuse(made), args, kwargs)
             slot.add(number, made)
             self._captured(self._name)
-        kind.derivatives.prepare()
         return kind.function.form.filled(slot.graphs[number].replayed(given))
 
     def _first(self, described: Kind, arguments: Form, args: Any, kwargs: Any) -> Any:
@@ -178,11 +169,25 @@ class CapturedModule:
         for place in places:
             if results[place].requires_grad:
                 results[place] = results[place].clone()  # the module itself may use the result, too
-        uses = watched([results[place] for place in places])
-        function = _ModuleFunction(self._call, described.autocast, arguments)
-        derivatives = Derivatives(function, self._recorder, self._most_pending)
+        function = Function(self._call, described.autocast, arguments)
+        derivatives = Derivatives(function)
+        uses = watched([results[place] for place in places], derivatives.note)
         self._kinds.append(_Kind(described=described, uses=uses, function=function, derivatives=derivatives))
         return pytree.tree_unflatten(results, structure)
+
+    def _learn(self, number: int, places: Sequence[int], again: bool) -> None:
+        """Notes what the graphs of a kind of call do not compute, so that its next call is captured anew."""
+        kind = self._kinds[number]
+        for place in places:
+            kind.uses[place] += 1
+        if again:
+            kind.derivatives.note()
+        if places or again:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for slot in self._slots:
+            slot.graphs.pop(number, None)
 
     def _refuse(self, reason: str) -> str:
         """Captures the module's parts from now on, unless calls of the whole were captured before; returns the reason."""

@@ -1,11 +1,11 @@
 """A captured call as autograd sees it: CUDA graphs that are replayed, and what happens where they do not suffice."""
 
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,42 +23,46 @@ from compile_sweep.script.apply.graph_recording import (
     set_generator_state,
     versions_of,
 )
-from compile_sweep.script.apply.module_call import SETTING, ModuleCall, captured, why_a_trial_run_failed
+from compile_sweep.script.apply.module_call import (
+    SETTING,
+    Form,
+    ModuleCall,
+    captured,
+    tensors_among,
+    unsuitable,
+    why_a_trial_run_failed,
+)
 from compile_sweep.script.job import ScriptError
 
 Gradients = Sequence[Tensor | None]
-Learn = Callable[[Sequence[int]], None]
 
-Derive = Callable[[Sequence[Tensor], Sequence[Tensor], Gradients, Sequence[bool]], Gradients]
-"""Computes gradients that may be differentiated again: from the tensors that a call was given, the trained weights, the gradients
-of its results, and which of the tensors and weights need a gradient. Returns one for each of these, None where none is needed.
-"""
+Learn = Callable[[Sequence[int], bool], None]
+"""Notes which results got a gradient that the call was not captured with, and whether gradients are differentiated again."""
 
 
-class Function(ABC):
-    """A function of tensors and of a module's trained weights, whose calls of one kind are captured.
+class Function:
+    """What a module's calls of one kind compute from the tensors that they are given.
 
     Args:
         call: Calls of the module.
         autocast: Whether autocast is on where it is called, and its dtype.
+        arguments: Form of the arguments.
     """
 
-    def __init__(self, call: ModuleCall, autocast: tuple[bool, torch.dtype]) -> None:
-        self.call, self.autocast = call, autocast
+    def __init__(self, call: ModuleCall, autocast: tuple[bool, torch.dtype], arguments: Form) -> None:
+        self.call, self._autocast, self._arguments = call, autocast, arguments
+        self.form = arguments
+        """That of its latest results."""
         self.refused = ""
         """Why its latest results cannot be captured; empty if they can."""
-        self.derive: Derive | None = None
-        """None if its gradients cannot be captured."""
 
-    @abstractmethod
-    def results(self, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        """Computes it from the tensors that it is given and the trained weights, which the module holds."""
-
-    def called(self, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    def called(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Computes it with gradients, in the state of autocast that it was first called in."""
-        enabled, dtype = self.autocast
+        enabled, dtype = self._autocast
         with torch.enable_grad(), torch.autocast(self.call.device.type, dtype, enabled=enabled):
-            return self.results(tensors, weights)
+            found, structure = self.call.flat_results(self._arguments, tensors)
+        self.form, self.refused = Form.of(found, structure), unsuitable(found, "returns", self.call.device)
+        return tensors_among(found)
 
     def gradients(
         self,
@@ -70,7 +74,7 @@ class Function(ABC):
         create_graph: bool,
     ) -> tuple[Tensor | None, ...]:
         """Runs it, and returns the gradients that are needed, of the tensors that it is given and of the trained weights."""
-        pairs = zip(self.called(tensors, weights), given, strict=True)
+        pairs = zip(self.called(tensors), given, strict=True)
         used = [(one, gradient) for one, gradient in pairs if gradient is not None]
         wanted = [one for one, is_needed in zip((*tensors, *weights), needed, strict=True) if is_needed]
         outputs, gradients = [one for one, _ in used], [gradient for _, gradient in used]
@@ -100,18 +104,30 @@ class Graph:
     function: Function
     draws: bool
     """Whether it draws random numbers on the GPU."""
-    is_pure: bool
-    """Whether its results depend on what it is given and nothing else, and it changes nothing."""
     learn: Learn
-    """Notes which of the results, besides those captured with one, got a gradient."""
+
+    @property
+    def gradients(self) -> Sequence[Tensor | None]:
+        """Memory of the gradients of weights."""
+        return self.recording.gradients
 
     def replayed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns the results of a call with these tensors."""
-        held = (one for one in self.parameters if one.grad is not None and one.grad.data_ptr() in self.slot.gradients)
-        copy_gradients(held)
+        self.slot.copy_gradients(self.parameters)
         waiting = Waiting(self.num_backward)
         found = _Replay.apply(self, waiting, *tensors, *self.parameters)  # type: ignore[no-untyped-call, unused-ignore]
         return cast(tuple[Tensor, ...], found)
+
+
+class Replayed(Protocol):
+    """A captured call, whatever of it was captured."""
+
+    @property
+    def gradients(self) -> Iterable[Tensor | None]:
+        """Memory of the gradients that it computes."""
+
+    def replayed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Returns the results of a call with these tensors."""
 
 
 @dataclass(slots=True)
@@ -119,7 +135,7 @@ class Slot:
     """Graphs that share memory, of which only one may wait for its backward pass."""
 
     pool: Any
-    graphs: dict[int, Graph] = field(default_factory=dict)
+    graphs: dict[int, Replayed] = field(default_factory=dict)
     """By the number of the kind of call."""
     gradients: set[int] = field(default_factory=set)
     """Addresses of the gradients that the graphs compute; a forward graph may use that memory as well."""
@@ -138,10 +154,14 @@ class Slot:
     def is_free(self) -> bool:
         return self.latest is None or self.latest.num_left <= 0
 
-    def add(self, number: int, graph: Graph) -> None:
+    def add(self, number: int, graph: Replayed) -> None:
         """Adds the graph of a kind of call."""
         self.graphs[number] = graph
-        self.gradients.update(one.data_ptr() for one in graph.recording.gradients if one is not None)
+        self.gradients.update(one.data_ptr() for one in graph.gradients if one is not None)
+
+    def copy_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Copies gradients of parameters out of the graphs' memory."""
+        copy_gradients(one for one in parameters if one.grad is not None and one.grad.data_ptr() in self.gradients)
 
 
 class _Replay(torch.autograd.Function):
@@ -170,9 +190,9 @@ class _Replay(torch.autograd.Function):
         pairs = enumerate(zip(recording.output_gradients, given, strict=True))
         more = [place for place, (memory, gradient) in pairs if memory is None and gradient is not None]
         is_lost = graph.slot.latest is not waiting or (is_repeated and graph.num_backward == 1)
-        if torch.is_grad_enabled() or is_lost or more:
+        if (again := torch.is_grad_enabled()) or is_lost or more:
             waiting.num_left -= 1
-            graph.learn(more)
+            graph.learn(more, again)
             return None, None, *_not_captured(ctx, given)
         for memory, gradient in zip(recording.output_gradients, given, strict=True):
             if memory is not None:
@@ -181,25 +201,35 @@ class _Replay(torch.autograd.Function):
         waiting.num_left -= 1
         found = iter(recording.gradients)
         of_inputs = [next(found) if one.requires_grad else None for one in graph.inputs]
-        copied = graph.num_backward > 1 or not _accumulates(ctx)
-        held = [_held(one, copied=copied or leaf) for one, leaf in zip(of_inputs, ctx.are_leaves, strict=True)]
-        return None, None, *held, *(_held(one, copied=copied) for one in found)
+        copied = graph.num_backward > 1 or not accumulates(ctx.next_functions)
+        of_inputs = [held(one, copied=copied or leaf) for one, leaf in zip(of_inputs, ctx.are_leaves, strict=True)]
+        return None, None, *of_inputs, *(held(one, copied=copied) for one in found)
 
 
 def _not_captured(ctx: Any, given: Gradients) -> Gradients:
-    """Returns gradients that the graph of the backward pass cannot compute.
+    """Returns gradients that the graph of the backward pass cannot compute: the call runs again, as it is.
 
-    Those that are differentiated again have graphs of their own, if possible. For those of results that had no gradient at first,
-    and those of a backward pass that is repeated, the call runs again as it is.
+    They are differentiated again, or those of results that had no gradient at first, or of a backward pass that is repeated.
     """
     graph, tensors = cast(Graph, ctx.graph), cast(Sequence[Tensor], ctx.given)
-    is_changed = ctx.versions != versions_of(tensors)
     needed = [one.requires_grad for one in (*tensors, *graph.parameters)]
     if again := torch.is_grad_enabled():
-        needed = [is_known and _is_needed(node) for is_known, (node, _) in zip(needed, ctx.next_functions, strict=True)]
-    function, call = graph.function, graph.function.call
-    if again and graph.is_pure and function.derive is not None and not is_changed:
-        return function.derive(tensors, graph.parameters, given, needed)
+        needed = are_needed(needed, ctx.next_functions)
+    else:
+        tensors = as_leaves(tensors)
+    with run_again(graph.function.call, ctx.given, ctx.versions, ctx.drawn):
+        found = graph.function.gradients(tensors, graph.parameters, given, needed, create_graph=again)
+    return spread(found, needed)
+
+
+@contextmanager
+def run_again(call: ModuleCall, given: Sequence[Tensor], versions: Sequence[int], drawn: Tensor | None) -> Iterator[None]:
+    """Has a call that was captured run again in the block, as it is, with what it was given and the same random numbers.
+
+    Raises:
+        ScriptError: It would compute something else.
+    """
+    is_changed = versions != versions_of(given)
     if call.has_cudnn_dropout or is_changed:
         why = "has dropout of recurrent layers" if call.has_cudnn_dropout else "was given a tensor that changed since"
         raise ScriptError(
@@ -207,40 +237,34 @@ def _not_captured(ctx: Any, given: Gradients) -> Gradients:
             f"differentiated again (create_graph=True) or another result gets a gradient, and the module {why}; leave "
             "cudagraphs out"
         )
-    if not again:
-        tensors = [one.detach().requires_grad_(one.requires_grad) for one in tensors]
     with call.put_back(), recording():
-        set_generator_state(call.device, ctx.drawn)
-        found = function.gradients(tensors, graph.parameters, given, needed, create_graph=again)
-    return spread(found, needed)
+        set_generator_state(call.device, drawn)
+        yield
 
 
-def watched(results: Sequence[Tensor]) -> list[int]:
-    """Returns how often each result has got a gradient, counted from now on; empty if none can."""
+def as_leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Returns tensors on the same memory that are leaves for autograd."""
+    return [one.detach().requires_grad_(one.requires_grad) for one in tensors]
+
+
+def watched(results: Sequence[Tensor], again: Callable[[], None]) -> list[int]:
+    """Returns how often each result has got a gradient, counted from now on; empty if none can.
+
+    Args:
+        results: The results.
+        again: Called if the gradients may be differentiated again.
+    """
     uses = [0] * len(results) if any(one.requires_grad for one in results) else []
 
     def note(number: int, _: Tensor) -> None:
         uses[number] += 1
+        if torch.is_grad_enabled():
+            again()
 
     for number, one in enumerate(results):
         if one.requires_grad:
             one.register_hook(partial(note, number))
     return uses
-
-
-def learn(uses: list[int], slots: Sequence[Slot], number: int, places: Sequence[int]) -> None:
-    """Notes that more results of a kind of call get gradients, for which its next call is captured anew.
-
-    Args:
-        uses: How often each of its results gets a gradient.
-        slots: Where its graphs are.
-        number: Number of the kind.
-        places: The results.
-    """
-    for place in places:
-        uses[place] += 1
-    for slot in slots if places else ():
-        slot.graphs.pop(number, None)
 
 
 def spread(found: Gradients, needed: Sequence[bool]) -> Gradients:
@@ -249,7 +273,7 @@ def spread(found: Gradients, needed: Sequence[bool]) -> Gradients:
     return [next(rest) if is_needed else None for is_needed in needed]
 
 
-def _held(gradient: Tensor | None, *, copied: bool) -> Tensor | None:
+def held(gradient: Tensor | None, *, copied: bool) -> Tensor | None:
     """Returns a gradient for autograd, which keeps the memory of one that nobody else holds."""
     return gradient if gradient is None else gradient.clone() if copied else gradient.detach()
 
@@ -258,21 +282,93 @@ _WILL_EXECUTE: Callable[[Any], bool] | None = private("torch._C", "_will_engine_
 """Tells in a backward pass whether a node of autograd is executed in it."""
 
 
-def _accumulates(ctx: Any) -> bool:
-    """Tells whether gradients become those of the parameters, rather than results of `torch.autograd.grad`, which may be kept."""
-    last = next((node for node, _ in reversed(ctx.next_functions) if type(node).__name__ == "AccumulateGrad"), None)
+def accumulates(edges: Sequence[Any]) -> bool:
+    """Tells whether gradients become those of the parameters, rather than results of `torch.autograd.grad`, which may be kept.
+
+    Args:
+        edges: The nodes that a backward pass goes on to, with the numbers of their gradients.
+    """
+    last = next((node for node, _ in reversed(edges) if type(node).__name__ == "AccumulateGrad"), None)
     try:
         return _WILL_EXECUTE is not None and (last is None or _WILL_EXECUTE(last))
     except RuntimeError:  # what torch says of a parameter whose gradient is taken
         return False
 
 
+def are_needed(known: Sequence[bool], edges: Sequence[Any]) -> list[bool]:
+    """Tells which of these gradients a backward pass goes on with; `torch.autograd.grad` only does where one is asked for.
+
+    Args:
+        known: Which of them may be needed.
+        edges: For each, the node that it is for, with the number of the gradient.
+    """
+    return [is_known and _is_needed(node) for is_known, (node, _) in zip(known, edges, strict=True)]
+
+
 def _is_needed(node: Any) -> bool:
-    """Tells whether a backward pass goes on to a node; that of `torch.autograd.grad` only does where a gradient is asked for."""
     try:
         return node is not None and (_WILL_EXECUTE is None or _WILL_EXECUTE(node))
     except RuntimeError:  # what torch says of a tensor whose gradient is taken
         return True
+
+
+class CallMemory:
+    """Memory that a captured call works with.
+
+    Args:
+        function: What is captured; it ran before.
+        given: Tensors that a call was given.
+    """
+
+    def __init__(self, function: Function, given: Sequence[Tensor]) -> None:
+        self.function, self._call = function, function.call
+        self.inputs = [one.detach().clone().requires_grad_(one.requires_grad) for one in given]
+        self.parameters = [one for one in self._call.parameters if one.requires_grad]
+        self._stand_ins = {one: _stand_in(one) for one in self._call.parameters}
+        self.trained = [self._stand_ins[one] for one in self.parameters]
+        self.wanted = [*(one for one in self.inputs if one.requires_grad), *self.trained]
+        self.have_gradients: Sequence[bool] = []
+        """Which of the results depend on something that is trained."""
+        self.draws = False
+        """Whether it draws random numbers on the GPU."""
+
+    def run(self) -> list[Tensor]:
+        """Returns the results of a call."""
+        with self._call.holding(self._stand_ins):
+            return self.function.called(self.inputs)
+
+    @contextmanager
+    def tried(self, uses: Sequence[int], more: Callable[[], object] = lambda: None) -> Iterator[str]:
+        """Runs a call and its backward pass as a trial, and undoes in the end what they and the block changed.
+
+        Args:
+            uses: How often each result gets a gradient.
+            more: What else is to be captured.
+
+        Yields:
+            Why the call cannot be captured; empty if it can.
+        """
+        call, before = self._call, versions_of(self.inputs)
+
+        def trial() -> tuple[list[bool], str]:
+            found = forward_and_backward(self.run, uses, self.wanted, self.parameters)
+            more()
+            return found
+
+        with call.put_back() as changed, recording(), distributions_not_validated():
+            drawn = generator_state(call.device)
+            failed, reason = "", ""
+            try:
+                self.have_gradients, reason = on_side_stream(call.device, trial)
+            except Exception as error:
+                failed = why_a_trial_run_failed(error)
+            self.draws = drawn is not None and not torch.equal(drawn, cast(Tensor, generator_state(call.device)))
+            reason = failed or changed() or self.function.refused or reason
+            if any(one.data_ptr() != other.data_ptr() for one, other in self._stand_ins.items()):
+                reason = reason or "it moves its weights"
+            if before != versions_of(self.inputs):
+                reason = reason or "it changes its arguments in place"
+            yield reason
 
 
 def capture_call(
@@ -286,48 +382,24 @@ def capture_call(
         given: Tensors that a call was given.
         uses: How often each result gets a gradient.
         slot: Where the graphs' memory is.
-        learn: Notes which of the results, besides those captured with one, got a gradient.
+        learn: Notes what the graph does not compute.
     """
-    call = function.call
-    inputs = [one.detach().clone().requires_grad_(one.requires_grad) for one in given]
-    parameters = [one for one in call.parameters if one.requires_grad]
-    stand_ins = {one: _stand_in(one) for one in call.parameters}
-    trained = [stand_ins[one] for one in parameters]
-    wanted = [*(one for one in inputs if one.requires_grad), *trained]
-
-    def run() -> list[Tensor]:
-        with call.holding(stand_ins):
-            return function.called(inputs, trained)
-
-    before = versions_of(inputs)
-    with call.put_back() as changed, recording(), distributions_not_validated():
-        drawn, state = generator_state(call.device), versions_of(call.state())
-        try:
-            have_gradients, reason = on_side_stream(call.device, lambda: forward_and_backward(run, uses, wanted, parameters))
-        except Exception as error:
-            return why_a_trial_run_failed(error)
-        draws = drawn is not None and not torch.equal(drawn, cast(Tensor, generator_state(call.device)))
-        reason = changed() or function.refused or reason
-        if any(one.data_ptr() != other.data_ptr() for one, other in stand_ins.items()):
-            reason = reason or "it moves its weights"
-        if before != versions_of(inputs):
-            reason = reason or "it changes its arguments in place"
+    memory = CallMemory(function, given)
+    with memory.tried(uses) as reason:
         if reason:
             return reason
-        is_pure = not draws and not call.has_cudnn_dropout and state == versions_of(call.state())
-        with captured(call.module):
-            made = recorder.record(run, uses, wanted, slot.pool)
+        with captured(function.call.module):
+            made = recorder.record(memory.run, uses, memory.wanted, slot.pool)
     return Graph(
-        inputs=inputs,
-        parameters=parameters,
+        inputs=memory.inputs,
+        parameters=memory.parameters,
         recording=made,
-        have_gradients=have_gradients,
+        have_gradients=memory.have_gradients,
         num_backward=max(uses),
         slot=slot,
         function=function,
-        draws=draws,
+        draws=memory.draws,
         learn=learn,
-        is_pure=is_pure,
     )
 
 
