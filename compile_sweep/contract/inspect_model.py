@@ -15,9 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -150,12 +152,13 @@ _MANY_SLICES = 16
 _SLICES = ("SelectBackward0", "SliceBackward0")
 
 
-def operators_of(outputs: Iterable[tuple[str, Tensor]]) -> Operators:
-    """Counts the operators that computed these tensors, given by name."""
-    waiting = {tensor.grad_fn for _, tensor in outputs if tensor.grad_fn is not None}
+def operators_of(outputs: Iterable[tuple[str, Tensor]], inputs: Iterable[tuple[str, Tensor]] = ()) -> Operators:
+    """Counts the operators that computed these tensors, given by name, from such inputs, whatever computed those."""
+    before = {tensor.grad_fn for _, tensor in inputs if tensor.grad_fn is not None}
+    waiting = {tensor.grad_fn for _, tensor in outputs if tensor.grad_fn is not None} - before
     seen = set(waiting)
     while waiting:
-        following = {node for node, _ in waiting.pop().next_functions if node is not None} - seen
+        following = {node for node, _ in waiting.pop().next_functions if node is not None} - seen - before
         seen |= following
         waiting |= following
     slices: dict[Any, list[int]] = defaultdict(list)
@@ -448,18 +451,68 @@ def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((tensor.numel(),) if tensor.is_nested else tuple(tensor.shape) for _, tensor in tensors_in(named))
 
 
-def size_of(args: Any, kwargs: Any, *, is_time_first: bool = False) -> tuple[int, int]:
-    """Returns samples and tokens of a call: the first dimension of a tensor, and the first two of an integer tensor.
+_NOT_BATCHES = ("edge_index", "edge_label_index", "adj_t", "offsets", "time_idx")
+"""Endings of arguments that hold no texts: ends of a graph's edges, where bags of ids begin, times."""
+
+_OF_TOKENS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+def _is_list_of_images(value: Any) -> bool:
+    """Tells whether this is a list of images of one or three channels, each of its own size."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(one, Tensor) and one.dim() == 3 and one.size(0) in (1, 3) and one.is_floating_point() for one in value)
+        and len({one.size(0) for one in value}) == 1
+    )
+
+
+def _largest_first(value: Any) -> Any:
+    """Returns a mapping with its largest tensors first: of an image detector's batch, the images, not their boxes."""
+    if not isinstance(value, Mapping):
+        return value
+    return dict(sorted(value.items(), key=lambda item: -item[1].numel() if isinstance(item[1], Tensor) else 0))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
+
+
+@lru_cache(maxsize=64)
+def _names_of_arguments(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Returns the names of the positional arguments of a class's forward; empty if they cannot be told."""
+    try:
+        _, *every = inspect.signature(kind.forward).parameters.values()
+    except (AttributeError, TypeError, ValueError):  # the class of a torch.jit.ScriptModule has none
+        return ()
+    return tuple(one.name for one in every if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
+
+
+def size_of(args: Any, kwargs: Any, *, is_time_first: bool = False, module: nn.Module | None = None) -> tuple[int, int]:
+    """Returns samples and tokens of a call: the first dimension of a tensor, and the size of a batch of texts.
+
+    A batch of texts has integers in two dimensions, the samples' first. Ids of other kinds, such as a recommender's by feature
+    and a graph's edges, count as no tokens; then there are as many as samples. A list of images is a batch, as of torchvision's
+    detection models, and of a mapping the largest tensor decides. Where there are no tensors, arrays of numpy count.
 
     Args:
         is_time_first: Whether samples are the second dimension, as by default of torch's recurrent layers and transformers.
+        module: The module that is called, whose arguments have names.
     """
+    names = () if module is None else _names_of_arguments(cast(Any, type(module)))
+    named = {names[index] if index < len(names) else str(index): value for index, value in enumerate(args)} | kwargs
+    if images := next(filter(_is_list_of_images, named.values()), None):
+        return len(images), len(images)
+    if next(tensors_in(named), None) is None:  # the forward makes tensors of arrays itself
+        named = {name: torch.from_numpy(value) for name, value in named.items() if _is_array(value)}
     samples = tokens = 0
-    for _, tensor in tensors_in({**{str(index): value for index, value in enumerate(args)}, **kwargs}):
+    for name, tensor in tensors_in({name: _largest_first(value) for name, value in named.items()}):
+        if name.endswith(_NOT_BATCHES):
+            continue
         if tensor.dim() > is_time_first:
             samples = samples or tensor.size(int(is_time_first))
-        if not tokens and tensor.dim() > 1 and not (tensor.is_floating_point() or tensor.is_complex()):
-            tokens = tensor.size(0) * tensor.size(1)
+        if not tokens and tensor.dim() == 2 and tensor.dtype in _OF_TOKENS and tensor.size(int(is_time_first)) == samples:
+            tokens = tensor.numel()
     return samples or 1, tokens or samples or 1
 
 

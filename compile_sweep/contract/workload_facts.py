@@ -71,6 +71,8 @@ class WorkloadFacts:
     """Whether a script steps an optimizer of torch's; None if that is not known."""
     has_fused: bool | None = None
     """Whether torch has a fused implementation of one of a script's optimizers; None if that is not known."""
+    can_compile_optimizer: bool | None = None
+    """Whether torch can compile one of a script's optimizers, which sparse gradients forbid; None if that is not known."""
     is_fused: bool = False
     """Whether all of a script's optimizers are fused as it is."""
     loops_over_weights: bool | None = None

@@ -10,13 +10,14 @@ the setting then gets one try without.
 
 import re
 import signal
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Self
 
-from compile_sweep.schema.causes.breaks import advice_on_fallback
+from compile_sweep.schema.causes.breaks import advice_on_break, advice_on_fallback
 from compile_sweep.schema.causes.errors import MEMORY_ADVICE, advice_on_cudagraph_skip, advice_on_error, advice_on_exception
 from compile_sweep.schema.causes.guards import advice_on_limit
 from compile_sweep.schema.causes.places import place_in_code
@@ -104,6 +105,10 @@ class Label(StrEnum):
         "dominated", Status.STOPPED, Fault.NOBODY, 1,
         "stopped early because it could no longer keep the constraints or add to the front",
     )  # fmt: skip
+    BUDGET_SPENT = (
+        "budget-spent", Status.STOPPED, Fault.NOBODY, 1,
+        "still running when the time budget was used up; tried again by `--resume`",
+    )  # fmt: skip
     EAGER_UNSTABLE = "eager-unstable", *_UNCERTAIN, 1, "eager itself is not finite on these batches, so nothing can be checked"
     TRIAL_DEADLINE = "trial-deadline", *_UNCERTAIN, 1, "not done at the deadline; killed"
     EXCEPTION = "exception", *_UNCERTAIN, 1, "a worker raised an exception that is not the compiler's"
@@ -120,8 +125,8 @@ class Label(StrEnum):
     TRIAL_DIED = "trial-died", *_MACHINES, 4, "the trial's own process failed"
 
 
-LOST_TO_MACHINES = frozenset(label for label in Label if label.fault is Fault.MACHINES)
-"""Labels of attempts that the machines ended: the setting is tried again, also when the sweep is resumed."""
+LOST_TO_MACHINES = frozenset({Label.BUDGET_SPENT, *(label for label in Label if label.fault is Fault.MACHINES)})
+"""Labels of attempts that the machines ended, or the time budget: the setting is tried again when the sweep is resumed."""
 
 SCRIPT_ERROR = "ScriptError: "
 """How the reason of an attempt begins that the script ended, by an exception or before enough steps."""
@@ -276,9 +281,29 @@ def reason_of_fallback(fallbacks: Sequence[str], breaks: Sequence[str]) -> str:
         breaks: The record's `graph_break_reasons`.
     """
     others = f" (and {len(fallbacks) - 1} more)" if len(fallbacks) > 1 else ""
-    advised = advice_on_fallback(fallbacks[0], breaks)
+    advised = naming_first_break(advice_on_fallback(fallbacks[0], breaks) or "", breaks)
     reason = f"torch did not compile all that it should: {_sentence(fallbacks[0])}{others}"
     return f"{reason}; {advised}" if advised else reason
+
+
+_HEADLINE_LENGTH = 80  # characters of what torch says of a break, where advice names it
+_UNNAMED_BREAK = re.compile(r"fix the break inside (it|the loop) first(?=;|$)")
+
+
+def naming_first_break(advice: str, breaks: Sequence[str]) -> str:
+    """Returns the advice and, where it says to fix a break inside something first, which one that is: the first of the others.
+
+    Args:
+        advice: What helps, or a line that ends with it.
+        breaks: A record's `graph_break_reasons`.
+    """
+    if unnamed := _UNNAMED_BREAK.search(advice):
+        for text in breaks:
+            if (own := advice_on_break(text)) is None or not _UNNAMED_BREAK.search(own):
+                place, _, headline = text.partition("\n")[0].partition(": ")
+                which = f"{textwrap.shorten(headline, _HEADLINE_LENGTH, placeholder=' …')} at {place}"
+                return f"{advice[: unnamed.end()]}, {which}{advice[unnamed.end() :]}"
+    return advice
 
 
 def judge_warm_start(start: Mapping[str, Any]) -> Verdict:

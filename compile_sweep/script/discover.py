@@ -28,6 +28,7 @@ from compile_sweep.contract.inspect_model import Operators, operators_of, repeat
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.numerics.trajectory import _generator_states
 from compile_sweep.schema.part_settings import PartSettings, settings_of_part
+from compile_sweep.script.apply.optimizer_support import has_sparse_gradients
 from compile_sweep.script.job import ScriptError
 from compile_sweep.script.monkeypatch import replaced
 
@@ -44,8 +45,7 @@ MAX_UNSTEPPED = 20  # number of backward passes, without an optimizer of torch's
 
 LOSS_FUNCTIONS = tuple(
     name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and name[0] != "_"
-)
-"""Names in `torch.nn.functional`."""
+)  # in `torch.nn.functional`
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensor arguments by name, as `value_at` of the exported source finds them."""
@@ -236,6 +236,7 @@ class Discovery:
         index = next(index for index, known in enumerate(self.optimizers) if known is optimizer)
         self.steps[index] = self.steps.get(index, 0) + 1
         self._stepped_after[index] = self.num_backward
+        has_sparse_gradients(optimizer)  # now: most scripts have none left when their next step begins
         self.settle()
 
     def passed_backward(self) -> bool:
@@ -311,7 +312,8 @@ class Discovery:
                 watched.draws = before != _generator_states(watched.device)
         if target is not None:
             self.makes_cache |= _has_cache(outputs)
-            target.operators = target.operators if target.operators.number else operators_of(tensors_in({"": outputs}))
+            if not target.operators.number:
+                target.operators = operators_of(tensors_in({"": outputs}), tensors_in({"": args, **kwargs}))
             _note_second_derivatives(target, outputs)
             for _, tensor in tensors_in({"": outputs}):
                 steps = math.inf if tensor.grad_fn is None else self.num_steps  # a batch that is passed on stays anyway
@@ -363,7 +365,7 @@ class Discovery:
         target.calls += 1
         if len(target.shapes) < 64:
             target.shapes.append(_shapes(target.module, args, kwargs))
-            target.sizes.append(size_of(args, kwargs))
+            target.sizes.append(size_of(args, kwargs, module=target.module))
         kind = target.device.type
         target.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return target
@@ -383,19 +385,28 @@ def _inside_wrappers(targets: Iterable[Target]) -> Iterator[Target]:
     """Yields the targets, and in place of wrappers that the script makes anew for each step, as odeint does, what they wrap."""
     wrappers: dict[Any, list[Target]] = {}
     for target in targets:
-        inner, weights = next(target.module.children(), None), {*target.module.parameters()}
-        wraps = inner is not None and weights <= {*inner.parameters()}
-        wrappers.setdefault((type(target.module), inner) if wraps else target, []).append(target)
-    for wrapped, alike in wrappers.items():
+        inside = _wrapped(target.module)
+        wrappers.setdefault((type(target.module), inside[-1]) if inside else target, []).append(target)
+    for alike in wrappers.values():
         if len(alike) < STEPS:
             yield from alike
             continue
-        module = unwrapped(wrapped[1])
+        held = [_wrapped(one.module) for one in alike]
+        inner = next(one for one in held[0] if all(one in others for others in held))  # the rest are made anew, too
+        module = unwrapped(inner)
         known = inspect.signature(module.forward).parameters.keys()
         shapes = [shapes for one in alike for shapes in one.shapes if shapes.keys() <= known]
         calls, sizes = sum(one.calls for one in alike), [size for one in alike for size in one.sizes]
         flags: Any = {name: any(getattr(one, name) for one in alike) for name in ("draws", "differentiated_twice", "outlasts")}
-        yield replace(alike[-1], called=wrapped[1], module=module, calls=calls, shapes=shapes, sizes=sizes, **flags)
+        yield replace(alike[-1], called=inner, module=module, calls=calls, shapes=shapes, sizes=sizes, **flags)
+
+
+def _wrapped(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules inside that hold all of a module's weights, each in the one before."""
+    inner = next(module.children(), None)
+    if inner is None or not {*module.parameters()} <= {*inner.parameters()}:
+        return []
+    return [inner, *_wrapped(inner)]
 
 
 def _without_parts(targets: list[Target]) -> list[Target]:
@@ -552,17 +563,6 @@ class Watch:
         """Stops watching, if it has not stopped."""
         self._is_over = True
         self._undo.close()
-
-
-def name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
-    """Names targets as the script does, by a variable that holds them or a module around them; otherwise by their class."""
-    modules = {name: unwrapped(value) for name, value in namespace.items() if isinstance(value, nn.Module)}
-    inner = {id(part): f"{name}.{at}" for name, module in modules.items() for at, part in module.named_modules() if at}
-    for target in targets:
-        held = (name for name, value in modules.items() if value is target.module)
-        name = next(held, inner.get(id(target.module), type(target.module).__name__))
-        taken = sum(other.name.partition(" ")[0] == name for other in targets)
-        target.name = f"{name} {taken + 1}" if taken else name
 
 
 def leave_out(targets: list[Target], parts: Sequence[tuple[str, PartSettings]] | None) -> None:

@@ -362,7 +362,7 @@ class Session:
                     self._clock.meet(shapes)
                 if counts:
                     self._look_at_settings()
-                    size = size_of(args, kwargs, is_time_first=time_first)
+                    size = size_of(args, kwargs, is_time_first=time_first, module=target.module)
                     self._size = [total + more for total, more in zip(self._size, size, strict=True)]
             keeps = self._keeps_calls and not is_evaluated and not target.stays_eager
             try:

@@ -17,7 +17,7 @@ from torch import nn
 from compile_sweep.contract.inspect_model import calls_attention, facts_of_blocks, preferred_memory_format
 from compile_sweep.harness import memory, steady
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
-from compile_sweep.schema.choices import SdpaKernel
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
@@ -25,7 +25,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.schema.visible_text import spoken_number
 from compile_sweep.script.apply.captured import captured_in_parts, left_eager, with_uncaptured
 from compile_sweep.script.apply.huggingface import float32_experts
-from compile_sweep.script.apply.in_place import has_fused, loops_over_weights
+from compile_sweep.script.apply.optimizer_support import has_fused, has_sparse_gradients, loops_over_weights
 from compile_sweep.script.apply.padding import why_not_padded
 from compile_sweep.script.discover import Discovery, Target
 from compile_sweep.script.fallback import leaving_out
@@ -96,8 +96,18 @@ def compile_s_of(session: Session) -> float:
     """Returns the seconds that the warm-up, and later steps with new shapes, took beyond a typical step, without evaluations."""
     stream = _stream(session)
     counted = [one for one in session.warmup if stream.keeps_interrupted or not one.interrupted]
+    if not _compiles(session):
+        counted = [one for one in counted if one.is_new]  # others were slow by chance
     counted += stream.prepared
     return max(0.0, sum(one.compute_ms - stream.median_ms for one in counted) / 1e3)
+
+
+def _compiles(session: Session) -> bool:
+    """Tells whether anything is compiled or captured in this run."""
+    settings, own = session.settings, session.own_compile
+    if settings.as_written:
+        return bool(own.modules or own.functions)
+    return settings.scope is not Scope.EAGER or settings.claims_cudagraphs or settings.optimizer in COMPILED_OPTIMIZERS
 
 
 def source(session: Session) -> str:
@@ -120,6 +130,7 @@ def model_facts(session: Session) -> dict[str, Any]:
         "memory_format": next(filter(None, map(preferred_memory_format, blocks)), None),
         "has_optimizer": bool(session.found.optimizers),
         "has_fused": any(map(has_fused, session.found.optimizers)),
+        "can_compile_optimizer": not all(map(has_sparse_gradients, session.found.optimizers)),
         "is_fused": bool(groups) and all(group.get("fused") for group in groups),
         "loops_over_weights": any(map(loops_over_weights, session.found.optimizers)),
         "has_loss_outside": bool(session.found.loss_modules or session.found.loss_functions),

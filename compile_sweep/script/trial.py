@@ -187,6 +187,8 @@ class ScriptTrial:
     """Whether `start` may be called while other runs go on."""
     ends_at: float = math.inf
     """When a run that has not ended is ended, by `time.monotonic`."""
+    eager_runs_end_at: float = math.inf
+    """The same for the eager runs of the script as it is, without which it is measured all the same."""
     on_phase: Callable[[Phase], None] = lambda phase: None
     on_early: Callable[[dict[str, float]], None] = lambda early: None
 
@@ -204,9 +206,23 @@ class ScriptTrial:
             measurement: dict[str, Any] = {**outcome["measurement"], "findings": list(outcome["findings"])}
             if "cache_use" in outcome:
                 measurement |= {"cache_use": outcome["cache_use"], "bundle": (Path(folder) / BUNDLE).read_bytes()}
-            measurement |= self.judge_numbers(Path(folder), outcome, measurement["findings"])
+            measurement |= self._judge_in_time(Path(folder), outcome, measurement["findings"])
         self.on_phase(Phase.DONE)
         return measurement
+
+    def _judge_in_time(self, folder: Path, outcome: Mapping[str, Any], findings: list[str]) -> dict[str, Any]:
+        """Returns the same as `judge_numbers`; of the script as it is, nothing but that the time was used up if it was."""
+        if not self.settings.as_written or outcome["measurement"]["graphs"]:
+            return self.judge_numbers(folder, outcome, findings)
+        try:
+            return replace(self, ends_at=min(self.ends_at, self.eager_runs_end_at)).judge_numbers(folder, outcome, findings)
+        except OutOfTime:
+            if time.monotonic() < self.eager_runs_end_at or not all(map(math.isfinite, outcome["losses"])):
+                raise
+        findings.append(
+            "the time budget was used up before the eager runs that other settings are compared with; give more, --time-budget-s"
+        )
+        return {}
 
     def judge_numbers(self, folder: Path, outcome: Mapping[str, Any], findings: list[str]) -> dict[str, Any]:
         """Compares a run with eager runs, which are made if they are missing; returns `numerics`, or nothing unless `is_first`.

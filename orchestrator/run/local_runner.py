@@ -56,7 +56,7 @@ class LocalRunner:
             python_path=users_python_path(self._config.workload),
             **plan_fields(batch),
         )
-        early_stopping = EarlyStopping(self._output, batch.pruning) if batch.pruning else None
+        early_stopping = EarlyStopping(self._output, batch) if batch.may_stop_trials else None
         proposals = Proposals(batch)
         make_attempt = partial(attempt, tracker=self._tracker, servers=self._servers, watch=self._watch_with(early_stopping))
         while (setting := proposals.next()) is not None:

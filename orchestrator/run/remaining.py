@@ -24,11 +24,17 @@ def counts(config: SweepConfig, record: TrialRecord) -> bool:
     return config.caches is not CachePolicy.COLD or record.caches is Caches.COLD
 
 
+_ALL_DIE_OF = (Label.CRASHED, Label.WORKER_DIED, Label.BUDGET_SPENT)
+"""Labels of attempts of a script as it is that others of the same script would share."""
+
+
 def script_failure(record: TrialRecord) -> str | None:
     """Returns why a script could not be measured as it is, which no setting changes; None if this record says nothing of that."""
+    reason = record.reason or ""
+    if record.settings.get("as_written") and record.label in _ALL_DIE_OF:
+        return reason
     if not record.settings.get("as_written") or record.label != Label.EXCEPTION:
         return None
-    reason = record.reason or ""
     return reason.removeprefix(SCRIPT_ERROR) if reason.startswith(SCRIPT_ERROR) else None
 
 

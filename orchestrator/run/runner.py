@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compile_sweep.schema import record as records
+from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.settings import CompileSettings
 from orchestrator.config import RunnerKind, SweepConfig
 from orchestrator.environment import Environment
@@ -47,6 +48,13 @@ class Batch:
     """Chooses among the settings; None to try them in order."""
     pruning: Pruning | None = None
     """Decides which trials to stop early; None to stop none."""
+    ends_at: Callable[[], float] | None = None
+    """Returns when trials that still run are stopped, by `time.monotonic`; None for no such time."""
+
+    @property
+    def may_stop_trials(self) -> bool:
+        """Whether running trials may be stopped."""
+        return self.pruning is not None or self.ends_at is not None
 
 
 class Runner(Protocol):
@@ -109,12 +117,15 @@ class Proposals:
 LOOK_EVERY_S = 0.5  # seconds between two decisions about which running trials to stop
 
 
+BUDGET_SPENT = "stopped because the time budget was used up; a larger one, or --resume, tries it to its end"
+
+
 class EarlyStopping:
     """Decides which running trials to stop because continuing is not worth it."""
 
-    def __init__(self, folder: Path, pruning: Pruning) -> None:
+    def __init__(self, folder: Path, batch: Batch) -> None:
         self._fresh = records.follow(folder).fresh
-        self._pruning = pruning
+        self._pruning, self._ends_at = batch.pruning, batch.ends_at
         self._stopped: set[str] = set()
         self._next_look = 0.0
 
@@ -127,13 +138,19 @@ class EarlyStopping:
 
     def requests(self, running: Iterable[Progress]) -> Mapping[str, StopRequest]:
         """Returns requests to stop, by trial ID; each trial is asked only once."""
-        for record in self._fresh():
-            self._pruning.tell(asdict(record))
+        if self._pruning is not None:
+            for record in self._fresh():
+                self._pruning.tell(asdict(record))
+        is_spent = self._ends_at is not None and time.monotonic() > self._ends_at()
         found: dict[str, StopRequest] = {}
         for progress in running:
-            if progress.trial_id not in self._stopped and (stop := self._pruning.decide(_sighting(progress))) is not None:
-                self._stopped.add(progress.trial_id)
+            if progress.trial_id in self._stopped:
+                continue
+            if is_spent:
+                found[progress.trial_id] = StopRequest(label=str(Label.BUDGET_SPENT), reason=BUDGET_SPENT, bounds={})
+            elif self._pruning and (stop := self._pruning.decide(_sighting(progress))) is not None:
                 found[progress.trial_id] = StopRequest(label=str(stop.label), reason=stop.reason, bounds=dict(stop.bounds))
+        self._stopped |= found.keys()
         return found
 
 
@@ -166,6 +183,6 @@ def plan_fields(batch: Batch) -> dict[str, Any]:
     """Returns the fields of `TrialPlan` that follow from a batch."""
     return {
         "restores": batch.restores or batch.warm_start,
-        "prunes": batch.pruning is not None,
+        "prunes": batch.may_stop_trials,
         "warm_start": batch.warm_start,
     }

@@ -27,6 +27,14 @@ from orchestrator.tracking import Tracking
 from orchestrator.view import printed
 from orchestrator.view.live import BaselineOf, FrontOf, LiveView
 
+_LEAVING_S = 5.0
+"""Seconds past the time budget until a script's first trial, which leaves out the rest of its eager runs, or one that is measured
+again, is stopped.
+"""
+
+
+_STOPPING_S = 2.0  # seconds from the decision to stop a trial until the next one may start
+
 
 class Fronts(NamedTuple):
     """Functions that compute fronts, passed in because this package must not import the analysis."""
@@ -181,6 +189,20 @@ class Stages:
                 return self.script_failure is None and search.may_start(setting, reserved_s(stage, setting))
             return fits(stage, setting) and (search is None or search.may_take(setting, stage.expected_s(setting)))
 
+        def stops_at(stage: Stage) -> float:
+            """Returns when a trial that still runs is stopped.
+
+            Without the first one there is nothing to tell: a workload's runs to its end, and a script's may leave out eager runs.
+            """
+            measured = [one for one in self._done() if one.status is Status.OK]
+            if not measured:
+                return ends_at + _LEAVING_S if baseline is not None else float("inf")
+            has_others = any(not one.settings.get("as_written") for one in measured)
+            is_to_repeat = baseline is not None and stage.is_search and has_others
+            if baseline is not None and is_to_repeat:
+                return ends_at - self._expected_again_s(baseline) - _STOPPING_S
+            return ends_at if stage.is_search else ends_at + _LEAVING_S
+
         def affordable(stage: Stage) -> list[CompileSettings]:
             if stage.is_search and search is not None and search.why_enough() is not None:
                 return []
@@ -204,6 +226,7 @@ class Stages:
                         warm_start=stage.warm_start,
                         search=search if stage.is_search else None,
                         pruning=self._pruning() if stage.is_search else None,
+                        ends_at=partial(stops_at, stage) if self.config.time_budget_s else None,
                     )
                     if search is not None and stage.is_search:
                         search.catch_up()

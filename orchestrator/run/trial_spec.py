@@ -1,6 +1,7 @@
 """What a trial is asked to do, and the record it ends with. Crosses processes as plain values."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -59,6 +60,8 @@ class TrialPlan:
     """A person's script instead of a workload, as `ScriptJob.to_dict` writes it."""
     threads: Mapping[str, str] = field(default_factory=dict)
     """Variables with a number of threads that a script's sweep was started with; trials keep them."""
+    budget_ends_at: float | None = None
+    """When the time budget is used up, in seconds since 1970; None without one."""
     protocol: Mapping[str, float] = field(default_factory=dict)
     """Fields of the harness's `Protocol` that differ from its defaults."""
     largest_batch: bool = False
@@ -90,6 +93,7 @@ class TrialPlan:
             placement=config.placement,
             script=config.script,
             threads={name: os.environ[name] for name in cores.THREADS if config.script and name in os.environ},
+            budget_ends_at=time.time() + config.time_budget_s if config.time_budget_s else None,
             protocol={"max_window_s": config.time_budget_s * _TIMED_SHARE} if config.time_budget_s else {},
             **own,
         )

@@ -83,7 +83,7 @@ class ProposingSearcher(_NotPickled, Searcher):
                 return cast("dict[str, Any]", Searcher.FINISHED)  # a string, which Tune's types do not allow for
             self._plan = replace(self._plan, **plan_fields(batch))
             self._proposals = Proposals(batch, self._is_over)
-            self.early_stopping = EarlyStopping(Path(self._plan.folder), batch.pruning) if batch.pruning else None
+            self.early_stopping = EarlyStopping(Path(self._plan.folder), batch) if batch.may_stop_trials else None
         return Assignment(plan=self._plan, trial_id=self._new_trial_id(), settings=setting).to_dict()
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import platform
 import re
@@ -339,6 +340,8 @@ def _measure_script(
         rendezvous=rendezvous,
         agree=lambda decision: agreed(decision, device),
         start=parent.runs_of_scripts or FreshProcess,
+        # Several workers have to agree on the runs that they make.
+        eager_runs_end_at=_at_monotonic(plan.budget_ends_at) if plan.num_workers == 1 else math.inf,
         on_phase=on_phase,
         on_early=parent.report_early_figures,
     )
@@ -354,6 +357,11 @@ def _measure_script(
     if "cache_use" in found:
         sharing.take(found.pop("cache_use"), found.pop("bundle"))
     return found
+
+
+def _at_monotonic(seconds_since_1970: float | None) -> float:
+    """Returns a time of the clock of `time.monotonic`; infinite for None."""
+    return math.inf if seconds_since_1970 is None else time.monotonic() + seconds_since_1970 - time.time()
 
 
 def _free_port() -> tuple[str, int]:

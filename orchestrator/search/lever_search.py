@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.causes.guards import HIGHER_LIMIT
-from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES, Dynamic, MemoryFormat, OptimizerKind
+from compile_sweep.schema.choices import MemoryFormat, OptimizerKind
 from compile_sweep.schema.objectives import Aims, Goal, Record, figure
 from compile_sweep.schema.outcome import Status
 from compile_sweep.schema.settings import RECOMPILE_LIMIT, CompileSettings, Scope
@@ -34,7 +34,17 @@ from orchestrator.plan.estimates import (
 )
 from orchestrator.search.candidates import Candidates, Untried
 from orchestrator.search.lever_prior import WHERE_PADDED, Expectation, Prior, beliefs_about
-from orchestrator.search.levers import CAPTURED, LENGTHS, Lever, changed, fails_alike, fails_in_graphs, kind_of, levers_of
+from orchestrator.search.levers import (
+    CAPTURED,
+    LENGTHS,
+    Lever,
+    changed,
+    fails_alike,
+    fails_in_graphs,
+    is_pointless,
+    kind_of,
+    levers_of,
+)
 from orchestrator.search.remedies import Remedies
 
 Floats = npt.NDArray[np.float64]
@@ -330,6 +340,7 @@ class LeverSearch:
             has_attention=model.get("has_attention") is not False,
             has_optimizer=model.get("has_optimizer") is not False,
             has_fused=model.get("has_fused") is not False,
+            can_compile_optimizer=model.get("can_compile_optimizer") is not False,
             is_fused=model.get("is_fused") is True,
             loops_over_weights=model.get("loops_over_weights") is True,
             has_loss_outside=model.get("has_loss_outside") is not False,
@@ -348,7 +359,7 @@ class LeverSearch:
         self._guessed_s = self._guesses()
         if beliefs := beliefs_about(self._facts):
             self.model.expect(self._prior.with_beliefs(beliefs))
-        self._strike(lambda setting: _is_pointless(setting, self._facts))
+        self._strike(lambda setting: is_pointless(setting, self._facts))
 
     def _allow_kinds(self) -> None:
         """Raises the limit of graphs where blocks of one class differ in more ways than it allows."""
@@ -545,40 +556,6 @@ class LeverSearch:
 
 def _shown(lever: Lever) -> str:
     return "eager CUDA graphs" if lever.name == CAPTURED else str(lever).removeprefix("compiled_")  # as people write it
-
-
-def _is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
-    """Tells whether a setting has a lever that a model with these facts has no use for."""
-    if setting.scope is not Scope.EAGER and facts.can_compile is False:
-        return True
-    if setting.sdpa_kernel is not None and facts.has_attention is False:
-        return True
-    if setting.memory_format not in (None, facts.memory_format):
-        return True
-    if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
-        return True
-    if setting.optimizer is OptimizerKind.FUSED and facts.has_fused is False:
-        return True
-    if setting.optimizer is OptimizerKind.FOREACH and facts.is_fused:
-        return True
-    if setting.compile_loss and facts.has_loss_outside is False:
-        return True
-    if setting.activation_checkpointing is not None and facts.recomputes is False:
-        return True
-    if setting.use_cache is False and facts.makes_cache is False:
-        return True
-    if setting.autocast_experts and facts.float32_experts is False:
-        return True
-    if setting.pad_to_multiple_of is not None and facts.can_pad is False:
-        return True
-    if setting.matmul_precision is not None and facts.autocasts:
-        return True
-    if setting.dynamic is Dynamic.MARK and facts.batches_change is False:
-        return True
-    hardly_recur = facts.shapes_recur is False or (facts.num_shapes or 1) > MOST_CAPTURED_SHAPES
-    if setting.claims_cudagraphs and setting.pad_to_multiple_of is None and hardly_recur:
-        return True  # each shape would be recorded, and hardly come again while it is timed
-    return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False
 
 
 def _usual(every: Sequence[Mapping[str, str]]) -> set[tuple[str, str]]:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from compile_sweep.contract.workload_facts import WorkloadFacts
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY, GRAPHS_POOL, VIEWED
-from compile_sweep.schema.choices import COMPILED_OPTIMIZERS
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, MOST_CAPTURED_SHAPES
 from compile_sweep.schema.outcome import Label
 from compile_sweep.schema.setting_text import DEFAULT_PAD_MULTIPLE, flatten, format_value
 from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, OptimizerKind, Padding, Scope
@@ -97,6 +98,9 @@ _TRACED = (
 """Fields that decide which graphs Dynamo makes of a model; the others change what becomes of the graphs."""
 
 
+_WHILE_TRACED = "when making fake tensor call"  # of an operator that refuses tensors without values, before there is a graph
+
+
 def fails_alike(failed: CompileSettings, label: str | None, reason: str, classes: Collection[str] = ()) -> tuple[str, ...] | None:
     """Returns the fields whose values a setting must share with one that failed to fail for the same reason.
 
@@ -111,6 +115,8 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str, classes
     """
     if failed.memory_format is not None and re.search(VIEWED, reason):  # whatever the rest, with these tensors
         return ("memory_format",)
+    if label == Label.OUT_OF_MEMORY and failed.as_written:  # so have others that compile nothing, which saves memory, too little
+        return ("scope", "workload", "use_cache")
     if failed.optimizer in COMPILED_OPTIMIZERS or failed.float8:  # their own code may be at fault
         return None
     is_of_model = any(f": forward of {name} (" in reason for name in classes)
@@ -118,7 +124,7 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str, classes
     if label == Label.SILENT_FALLBACK:  # code that Dynamo cannot trace, whatever the lengths, and even less with a cache of keys
         ignored = ("dynamic", "pad_to_multiple_of", *(["use_cache"] if failed.use_cache is False else []))
         return tuple(name for name in traced if name not in ignored)
-    if label == Label.RECOMPILE_LIMIT:
+    if label == Label.RECOMPILE_LIMIT or (label == Label.COMPILE_ERROR and _WHILE_TRACED in reason):
         return traced
     if label == Label.DIVERGES and failed.backend == "aot_eager":  # wrong before Inductor sees the graphs
         return tuple(name for name in traced if name != "backend")
@@ -130,3 +136,39 @@ def fails_alike(failed: CompileSettings, label: str | None, reason: str, classes
 def fails_in_graphs(label: str | None, reason: str) -> bool:
     """Tells whether a setting failed because of what its CUDA graphs have in memory."""
     return label == Label.COMPILE_ERROR and (GRAPHS_MEMORY in reason or GRAPHS_POOL in reason)
+
+
+def is_pointless(setting: CompileSettings, facts: WorkloadFacts) -> bool:
+    """Tells whether a setting has a lever that a model with these facts has no use for."""
+    if setting.scope is not Scope.EAGER and facts.can_compile is False:
+        return True
+    if setting.sdpa_kernel is not None and facts.has_attention is False:
+        return True
+    if setting.memory_format not in (None, facts.memory_format):
+        return True
+    if setting.optimizer is not OptimizerKind.FOREACH and facts.has_optimizer is False:
+        return True
+    if setting.optimizer is OptimizerKind.FUSED and facts.has_fused is False:
+        return True
+    if setting.optimizer in COMPILED_OPTIMIZERS and facts.can_compile_optimizer is False:
+        return True
+    if setting.optimizer is OptimizerKind.FOREACH and facts.is_fused:
+        return True
+    if setting.compile_loss and facts.has_loss_outside is False:
+        return True
+    if setting.activation_checkpointing is not None and facts.recomputes is False:
+        return True
+    if setting.use_cache is False and facts.makes_cache is False:
+        return True
+    if setting.autocast_experts and facts.float32_experts is False:
+        return True
+    if setting.pad_to_multiple_of is not None and facts.can_pad is False:
+        return True
+    if setting.matmul_precision is not None and facts.autocasts:
+        return True
+    if setting.dynamic is Dynamic.MARK and facts.batches_change is False:
+        return True
+    hardly_recur = facts.shapes_recur is False or (facts.num_shapes or 1) > MOST_CAPTURED_SHAPES
+    if setting.claims_cudagraphs and setting.pad_to_multiple_of is None and hardly_recur:
+        return True  # each shape would be recorded, and hardly come again while it is timed
+    return setting.scope in (Scope.REGIONAL, Scope.NESTED) and facts.has_blocks is False

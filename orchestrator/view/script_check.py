@@ -21,7 +21,7 @@ from compile_sweep.command_line import USAGE_ERROR
 from compile_sweep.contract.workload_facts import SCRIPT_FACTS
 from compile_sweep.harness.diagnostics.advice import short_findings
 from compile_sweep.schema.causes.slowness import why_not_faster
-from compile_sweep.schema.outcome import Phase, Status, judge_measurement
+from compile_sweep.schema.outcome import Phase, Status, judge_measurement, naming_first_break
 from compile_sweep.schema.record import TrialRecord
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.schema.visible_text import counted, ratio_text
@@ -226,13 +226,13 @@ class _ScriptCheck:
         yield from _step_time(found["step_ms_median"], found["data_wait_share"], speedup)
         if found["graphs"]:
             yield f"compiling took {found['compile_s']:.1f} s: {_graphs(found)}"
-        yield from short_findings(found)
+        yield from _short_findings(found)
         for reason in why_not_faster({**found, "data_wait_share": None}, speedup, settings.backend):
             yield f"not faster: {reason}"
 
     def _breaks(self, settings: CompileSettings, run: _Run) -> Iterator[str]:
         yield _graphs(run.figures)
-        yield from short_findings(run.figures)
+        yield from _short_findings(run.figures)
 
     def _say_numbers(self, run: _Run, quickly: _Run | None) -> None:
         """Compares the run's numbers with eager runs, and says how far they are apart, and which part of torch is at fault.
@@ -377,3 +377,7 @@ def _record(setting: CompileSettings, found: Mapping[str, Any], wall_s: float) -
         compile_s=found["compile_s"],
         step_ms_median=found["step_ms_median"],
     )
+
+
+def _short_findings(found: Mapping[str, Any]) -> Iterator[str]:
+    return (naming_first_break(line, found["graph_break_reasons"]) for line in short_findings(found))

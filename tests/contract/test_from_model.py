@@ -19,6 +19,7 @@ from compile_sweep.contract.inspect_model import (
     operators_of,
     regional_share,
     repeated_blocks,
+    size_of,
 )
 from compile_sweep.contract.model_and_loss import ModelAndLoss, model_loss
 from compile_sweep.harness.prepare import prepare
@@ -505,6 +506,8 @@ def test_operators_with_gradients_are_counted_once_each() -> None:
     assert operators_of([("x", x)]).number == 0
     assert operators_of([("one", hidden + hidden.exp())]).number == 5  # with the transposed weight
     assert operators_of([("one", hidden), ("other", hidden.exp())]).number == 4
+    assert operators_of([("one", hidden.exp().sin())], [("hidden", hidden)]).number == 2, "not what computed the input"
+    assert operators_of([("one", hidden)], [("hidden", hidden)]).number == 0
 
 
 @pytest.mark.parametrize(
@@ -536,3 +539,48 @@ def test_slices_of_one_tensor_are_counted_where_they_are_many(
 )
 def test_lengths_come_first_if_they_alone_change(sizes: list[tuple[int, int]], expected: bool) -> None:
     assert are_time_first(sizes) is expected
+
+
+class WithBags(nn.Module):
+    """Takes a recommender's features: numbers, and bags of ids by table."""
+
+    def forward(self, dense: Tensor, offsets: Tensor, ids: list[Tensor]) -> Tensor:
+        raise NotImplementedError
+
+
+class Edges(nn.Module):
+    """Takes a graph without features of its nodes."""
+
+    def forward(self, edge_index: Tensor, node_ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "kwargs", "expected"),
+    [
+        (nn.Identity(), (integers(8, 12),), {}, (8, 96)),
+        (nn.Identity(), (), {"attention_mask": integers(8, 12), "input_ids": integers(8, 12)}, (8, 96)),
+        (nn.Identity(), (torch.zeros(8, 80, 30),), {"labels": integers(8, 5)}, (8, 40)),  # a model that writes texts
+        (nn.Identity(), (torch.zeros(8, 3, 4, 4),), {"pixel_mask": integers(8, 4, 4)}, (8, 8)),
+        (nn.Identity(), (torch.zeros(8, 3, 4, 4), torch.zeros(8, 16, dtype=torch.bool)), {}, (8, 8)),
+        (nn.Identity(), (torch.zeros(50, 16), integers(2, 300)), {}, (50, 50)),  # nodes and edges of a graph
+        (nn.Identity(), (torch.zeros(64, 13), integers(26, 64), [integers(64)] * 26), {}, (64, 64)),
+        (WithBags(), (torch.zeros(64, 13), integers(64, 64), [integers(64)] * 64), {}, (64, 64)),
+        (Edges(), (integers(2, 300), integers(50)), {}, (50, 50)),
+        (nn.Identity(), ([torch.zeros(3, 40, 30), torch.zeros(3, 20, 50)], [{"boxes": torch.zeros(7, 4)}] * 2), {}, (2, 2)),
+        (nn.Identity(), ([torch.zeros(8, 16, 9), torch.zeros(8, 16, 5)],), {}, (8, 8)),  # views, or levels of a pyramid
+        (nn.Identity(), ({"batch_idx": torch.zeros(29), "cls": torch.zeros(29, 1), "img": torch.zeros(8, 3, 9)},), {}, (8, 8)),
+        (nn.Identity(), ({"encoder_cont": torch.zeros(16, 24, 9), "decoder_time_idx": integers(16, 6)},), {}, (16, 16)),
+        (nn.Identity(), (integers(8).numpy(), integers(8, 12).numpy()), {}, (8, 96)),
+    ],
+)  # fmt: skip
+def test_only_ids_of_texts_are_tokens(module: nn.Module, args: Any, kwargs: Any, expected: tuple[int, int]) -> None:
+    assert size_of(args, kwargs, module=module) == expected
+
+
+def test_tokens_are_counted_where_the_length_comes_first() -> None:
+    assert size_of((integers(12, 8),), {}, is_time_first=True) == (8, 96)

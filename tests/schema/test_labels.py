@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_sweep.harness.numerics.check import NumericsStatus
+from compile_sweep.schema.causes.breaks import advice_on_break
 from compile_sweep.schema.outcome import (
     LOST_TO_MACHINES,
     OK,
@@ -21,6 +22,8 @@ from compile_sweep.schema.outcome import (
     judge_measurement,
     judge_trial_death,
     judge_warm_start,
+    naming_first_break,
+    reason_of_fallback,
     verdict_of,
 )
 
@@ -50,6 +53,7 @@ STATUSES = {
     Label.TRIAL_DIED: Status.FAILED,
     Label.NOT_WARM: Status.FAILED,
     Label.DOMINATED: Status.STOPPED,
+    Label.BUDGET_SPENT: Status.STOPPED,
 }
 """Repeats the statuses on purpose, so that no change of what is at fault goes unnoticed."""
 
@@ -351,6 +355,7 @@ def test_every_label_is_met_above_and_has_a_status() -> None:
         Label.TRIAL_DIED,
         Label.NOT_WARM,
         Label.DOMINATED,
+        Label.BUDGET_SPENT,
         Label.SWEEP_DIED,
     }  # the last by orchestrator/run/sweep_folder.py
     met = {label for label, _, _ in (*MEASURED, *DEATHS)} | elsewhere
@@ -439,3 +444,21 @@ def test_a_long_message_is_cut() -> None:
 def test_a_trial_that_was_stopped_failed_of_nothing_and_one_given_up_is_to_blame() -> None:
     check(verdict_of(Label.DOMINATED, "stopped: it had nothing to gain"), Label.DOMINATED, ["nothing to gain"])
     check(verdict_of(Label.COMPILE_DEADLINE, "given up"), Label.COMPILE_DEADLINE, ["given up"])
+
+
+def test_advice_to_fix_a_break_inside_something_names_the_first_that_is_not_that_one() -> None:
+    inner = "common.py:337 in forward: Dynamic control flow\n  code: if x.sum() > 0:\n  explanation: none"
+    around = "yolo.py:165 in <listcomp>: Missing tp_iternext\n  code: [f(x) for x in y]"
+    advice = advice_on_break(around)
+    assert advice is not None
+    assert advice.endswith("fix the break inside it first")
+    named = f"{advice}, Dynamic control flow at common.py:337 in forward"
+    assert naming_first_break(advice, [around, inner]) == naming_first_break(advice, [inner, around]) == named
+    assert naming_first_break(f"  → {advice}", [inner]) == f"  → {named}"
+    assert naming_first_break(advice, [around]) == advice, "there is none to name"
+    long = naming_first_break(advice, [inner.replace("flow", "flow " + 9 * "of data-dependent expressions ")])
+    assert len(named) < len(long) < len(named) + 80
+    assert long.endswith(" … at common.py:337 in forward")
+    assert naming_first_break("leave it out", [inner]) == "leave it out"
+    fallback = "the frame <listcomp> (yolo.py:165) runs eagerly: graph break in loop, at yolo.py:165"
+    assert "Dynamic control flow at common.py:337" in reason_of_fallback([fallback], [around, inner])

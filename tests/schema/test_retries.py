@@ -11,12 +11,12 @@ from compile_sweep.schema.outcome import LONGEST_BACKOFF_S, LOST_TO_MACHINES, LO
 LOST = "the node left"
 
 
-@pytest.mark.parametrize("label", sorted(set(Label) - LOST_TO_MACHINES - {Label.WORKER_DIED}))
+@pytest.mark.parametrize("label", sorted(set(Label) - LOST_TO_MACHINES - {Label.WORKER_DIED} | {Label.BUDGET_SPENT}))
 def test_what_is_a_result_is_not_repeated(label: Label) -> None:
     assert backoff_s(label, []) is None
 
 
-@pytest.mark.parametrize("label", sorted(LOST_TO_MACHINES))
+@pytest.mark.parametrize("label", sorted(LOST_TO_MACHINES - {Label.BUDGET_SPENT}))
 def test_a_fault_of_the_machines_is_repeated_later_each_time_up_to_a_limit(label: Label) -> None:
     waits = [backoff_s(label, [LOST] * before) for before in range(label.tries - 1)]
     assert len(waits) >= 2

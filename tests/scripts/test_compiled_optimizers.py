@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -16,7 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from compile_sweep.schema.settings import CompileSettings
 from compile_sweep.script.apply import in_place
-from compile_sweep.script.apply.in_place import apply_to_optimizers, has_fused, loops_over_weights, with_tensor_rates
+from compile_sweep.script.apply.in_place import apply_to_optimizers, with_tensor_rates
+from compile_sweep.script.apply.optimizer_support import has_fused, loops_over_weights
+from compile_sweep.script.session_results import model_facts
+from tests.scripts.conftest import Run
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the step below torch's wrapper does not count
@@ -91,6 +95,25 @@ def test_sparse_gradients_have_no_fused_implementation(sparse: bool) -> None:
     assert missed == (["SGD has no fused implementation here and runs as the script has it"] if sparse else [])
     optimizer.step()
     assert table.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_neither_a_fused_nor_a_compiled_step_is_for_sparse_gradients_that_the_next_step_has_dropped(
+    run: Run, folder: Path, sparse: bool
+) -> None:
+    (folder / "recommender.py").write_text(
+        f"import torch\nfrom torch import nn\ntable = nn.EmbeddingBag(50, 4, mode='sum', sparse={sparse})\n"
+        "optimizer = torch.optim.SGD(table.parameters(), lr=0.1)\n"
+        "for _ in range(200):\n    optimizer.zero_grad()\n    table(torch.randint(50, (8, 3))).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    for kind, said in (("compiled", "sparse gradients"), ("fused", "no fused implementation")):
+        session, error = run("recommender.py", f"scope=eager,optimizer={kind}")
+        assert (error, session.error) == (None, None)
+        assert [said in one for one in session.missed] == [True] * sparse
+    as_it_is, _ = run("recommender.py", "scope=eager,as_written=on")
+    facts = model_facts(as_it_is)
+    assert (facts["has_fused"], facts["can_compile_optimizer"]) == (not sparse, not sparse)
 
 
 def test_a_fused_implementation_that_torch_refuses_at_the_first_step_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

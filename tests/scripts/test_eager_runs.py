@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import combinations
 from pathlib import Path
 from threading import Barrier
@@ -19,7 +20,7 @@ from compile_sweep.schema.settings import CompileSettings, Scope
 from compile_sweep.script import numerics, run_one, trial
 from compile_sweep.script.job import ScriptJob
 from compile_sweep.script.session import Kind
-from compile_sweep.script.trial import RunFailed, ScriptTrial
+from compile_sweep.script.trial import OutOfTime, RunFailed, ScriptTrial
 from tests.scripts.conftest import Run
 
 
@@ -89,6 +90,35 @@ def test_further_eager_runs_have_the_precision_of_the_settings_that_are_doubtful
         "perturbed-high-1": "perturbed high 2",
         "perturbed-high-2": "perturbed high 3",
     }
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+@pytest.mark.parametrize(("settings", "graphs"), [("scope=eager,as_written=on", 0), ("scope=full", 1)])
+def test_only_the_script_as_it_is_is_measured_without_eager_runs_once_their_time_is_used_up(
+    settings: str, graphs: int, in_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(trial: ScriptTrial, folder: Path, kind: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        if time.monotonic() > trial.ends_at:
+            raise OutOfTime({})
+        (folder / "trajectory").write_text(kind)
+        facts = {"facts": {"draws": False, "rounding": 2.0**-24}, "runs_at_once": 1, "losses": [1.0], "as_it_is": {}}
+        return {"measurement": {"graphs": graphs, "samples_per_s": 8.0}, "findings": [], **facts}
+
+    monkeypatch.setattr(ScriptTrial, "_once", once)
+    monkeypatch.setattr("compile_sweep.script.trial._references", lambda *_: SimpleNamespace(eager=SimpleNamespace(random=False)))
+    monkeypatch.setattr("compile_sweep.script.trial._judged", lambda *_: {"numerics": {"status": "diverges", "random": True}})
+    monkeypatch.setattr("compile_sweep.script.trial._is_doubtful", lambda _: False)
+    (tmp_path / "train.py").write_text("")
+    found = ScriptTrial(
+        job=ScriptJob.of("train.py", folder=str(tmp_path)),
+        settings=CompileSettings.parse(settings),
+        base=tmp_path,
+        references=tmp_path / "kept",
+        eager_runs_end_at=time.monotonic() + (100.0 if in_time else -1.0),
+    ).run()
+    assert found["samples_per_s"] == 8.0
+    was_judged = in_time or graphs == 1
+    assert ("numerics" in found, "time budget was used up" not in str(found["findings"])) == (was_judged, was_judged)
 
 
 @pytest.mark.parametrize(

@@ -432,7 +432,8 @@ def test_a_module_whose_gradients_are_differentiated_again_stays_eager(run: Run,
     assert run("alone.py", "scope=eager,optimizer=fused")[1] is None
 
 
-def test_what_wrappers_made_anew_for_each_step_hold_is_compiled(run: Run, folder: Path) -> None:
+@pytest.mark.parametrize("wrapped", ["Wrapper(field)", "Wrapper(Wrapper(field))"])
+def test_what_wrappers_made_anew_for_each_step_hold_is_compiled(run: Run, folder: Path, wrapped: str) -> None:
     """As torchdiffeq's odeint wraps the function that it solves: nothing was compiled, and each wrapper was told as a module."""
     (folder / "solves.py").write_text(
         "import torch\n"
@@ -445,12 +446,12 @@ def test_what_wrappers_made_anew_for_each_step_hold_is_compiled(run: Run, folder
         "field = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))\n"
         "optimizer = torch.optim.SGD(field.parameters(), lr=0.1)\n"
         "for _ in range(4000):\n"
-        "    y, solved = torch.randn(16, 4, requires_grad=True), Wrapper(field)\n"
+        "    y, solved = torch.randn(16, 4, requires_grad=True), WRAPPED\n"
         "    for _ in range(3):\n"
         "        y = y + 0.1 * solved(y)\n"
         "    y.square().mean().backward()\n"
         "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
+        "    optimizer.zero_grad()\n".replace("WRAPPED", wrapped)
     )
     session, error = run("solves.py", AOT)
     assert error is session.error is None

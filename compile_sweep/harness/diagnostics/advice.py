@@ -53,7 +53,7 @@ _HINTS = (
 )
 
 _PROPERTIES = {
-    "dtype": "give it the same in every step, under one autocast",
+    "dtype": "give it the same in every step, as by x.float() before the forward, under one autocast",
     "rank": "give it the same number of dimensions in every step",
     "device": "keep it on one device",
 }
@@ -228,10 +228,22 @@ def short_findings(found: Mapping[str, Any], lengths: KnownSizes | None = None) 
     told = []
     for series in fold_recompiles(recompiles)[:_SHORT]:
         cause = cause_of_series(series, breaks, recompiles)
-        short = named_advice(cause, series) if cause else None
+        short = named_advice(cause, series) if cause else _of_tensor(series)
         advice = explain_recompiles(series, lengths, breaks, recompiles) if lengths else short
         told.append((f"recompile: {series.text}", advice))
     yield from _with_advice(told)
+
+
+def _of_tensor(series: RecompileSeries) -> str | None:
+    """Returns what helps against recompiles for a tensor's size or property, where nothing is known of the batches' lengths."""
+    name, kind = _named(series.first.source), series.first.kind
+    if kind in _PROPERTIES:
+        return f"the {kind} of {name} changed: {_PROPERTIES[kind]}"
+    if not kind.startswith("size "):
+        return None
+    if len(series.values) == 1:
+        return f"the size of {name} changed for the first time: dynamic=auto makes one graph more, for all sizes but 0 and 1"
+    return f"each size of {name} takes a graph although dynamic=auto lets sizes vary, for {FIXED_LENGTH}"
 
 
 def _with_advice(findings: Iterable[tuple[str, str | None]]) -> list[str]:

@@ -10,8 +10,9 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from compile_sweep.schema.causes.places import SOURCE_PREFIX, is_harness, is_installed, is_of_python, is_package, torch_folder
 from compile_sweep.schema.causes.recompiles import plain_guard
@@ -232,7 +233,9 @@ _NAMED_IN_CONTEXT = (
     r"file matches MOD_SKIPLIST \(\S*/(torch/ao)\)",
     r"^\s+(random_value)_\d+: graph input",
     r": (graph input) \([LG]_[\s\S]*attempted to jump with NumpyNdarrayVariable\(",  # such as an attribute: nothing is drawn
-    r"attempted to jump with (NumpyNdarrayVariable)\(",
+    r" = wrapped_(random_sample|random|randn?|randint|normal|uniform|choice|shuffle)\([\s\S]*attempted to jump with Numpy",
+    r"attempted to jump with (NumpyNdarrayVariable)\(",  # of numpy, whether drawn or computed from a tensor
+    r"raised exception TypeError\(.*\bfor (%): 'str' and",
     r"\b(LoggingLoggerVariable|NestedUserFunctionVariable|UserFunctionVariable|UnspecializedPythonVariable)\b",
     r"call_function args: [^\n]*?\b(\w*NNModuleVariable)\b",
 )
@@ -246,14 +249,19 @@ _READS = "aten._local_scalar_dense"  # the operator that reads a number from a t
 
 
 def broken_function(error: BaseException | None) -> str | None:
-    """Returns the function of numpy, the assertion or the method in which Dynamo failed, from the error it handles; else None.
+    """Returns the function, operator or method in which Dynamo failed, from the error it handles; None if that is not known.
 
     Dynamo runs torch's own implementations of functions and reports what breaks inside, not which function it was.
     """
+    in_function = None
     while error is not None:
         step = error.__traceback__
         while step is not None:
             path, name = step.tb_frame.f_code.co_filename, step.tb_frame.f_code.co_name
+            if (replaced := _replaced_by_harness(step.tb_frame.f_locals)) is not None:
+                return replaced
+            if type(step.tb_frame.f_locals.get("self")).__name__ == "AutogradFunctionApplyVariable":
+                in_function = "autograd.Function"
             if path == f"{torch_folder()}_numpy/random.py" and name != "inner":
                 return f"numpy.random.{name}"
             if path == f"{torch_folder()}_numpy/_funcs_impl.py" and not name.startswith(("_", "<")):
@@ -261,6 +269,8 @@ def broken_function(error: BaseException | None) -> str | None:
             run = getattr(step.tb_frame.f_locals.get(_NODE_IN.get(name, "")), "target", None)
             if run in (operator.getitem, operator.setitem) and _READS in str(error):
                 return "operator.getitem"
+            if run is operator.mod and isinstance(step.tb_frame.f_locals[_NODE_IN[name]].args[0], str):
+                return "%"
             called = run if name == "get_fake_value" else None
             if type(called).__name__ == "numpy_method_wrapper":
                 return f"numpy.ndarray.{getattr(called, 'method', '')}"
@@ -270,7 +280,20 @@ def broken_function(error: BaseException | None) -> str | None:
                 return "Tensor.tolist"
             step = step.tb_next
         error = error.__cause__ or error.__context__
-    return None
+    return in_function
+
+
+def _replaced_by_harness(names: Mapping[str, Any]) -> str | None:
+    """Returns the function of torch's that this project replaced and excluded from compiling, if one was met: `module.name`."""
+    met: Any = names.get("self")
+    if type(met).__name__ != "SkipFunctionVariable":
+        return None
+    function: Any = getattr(met.value, "_torchdynamo_orig_callable", met.value)
+    if not isinstance(function, FunctionType) or not is_harness(function.__code__.co_filename):
+        return None
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    torchs = (one for one in held if callable(one) and str(getattr(one, "__module__", "")).partition(".")[0] == "torch")
+    return next((f"{one.__module__}.{one.__name__}" for one in torchs), None)
 
 
 def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
@@ -283,6 +306,8 @@ def _explained(reason: str, inside: str | None = None) -> tuple[str, list[str]]:
     if found is None:
         lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["torch gives no reason"]
         return shorten_text(next((line for line in lines if not line.endswith(":")), lines[0])), []
+    if "torch.compiler.disable" in found[1] and (inside or "").startswith("torch."):  # by this project, and not by the user
+        return f"Attempted to call `{inside}`, which Dynamo does not trace", [f"explanation: Dynamo does not trace it ({inside})"]
     held = [name for pattern in _NAMED_IN_CONTEXT for name in re.findall(pattern, found[3], re.MULTILINE)]
     named = dict.fromkeys([*([inside] if inside else []), *held])
     names = f" ({', '.join(named)})" if named else ""

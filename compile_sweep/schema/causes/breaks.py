@@ -11,25 +11,29 @@ import sys
 from collections.abc import Sequence
 
 from compile_sweep.schema.causes.cause import (
-    ANY_ROWS,
-    BANK_OF_TENSORS,
-    DROPOUT_OF_TENSORS,
     FAKE,
-    KEPT_A_TENSOR,
+    KEPT_ASSERT,
     KL_DIVERGENCE,
-    MASK_OF_LENGTHS,
     METRIC,
     NUMBER_OF_NUMPY,
-    NUMBERS_IN_THE_GRAPH,
     NUMPY,
     PRODUCT_OF_PYTHON,
     Cause,
 )
 from compile_sweep.schema.causes.kept_state import KEPT_STATE, OPTIMIZER_MADE
+from compile_sweep.schema.causes.tensor_values import MODULE_PICKED, VALUES
 
 _OWN_GENERATOR = (
     "torch.compile cannot trace a torch.Generator of your own: draw outside the forward and pass the result in, or draw from "
     "torch's default generator after torch.manual_seed"
+)
+
+_DRAW_BEFORE = "draw before the forward and pass the result in as a tensor, a size as an int"
+
+_RECOMPUTES = (
+    "torch.compile cannot trace a backward in the backward of a Function, as one that computes its forward again has: call "
+    "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) in place of such a Function, or take the gradients by "
+    "torch.autograd.grad there, with dynamo.trace_autograd_ops=on"
 )
 
 _BUILTIN = (
@@ -37,16 +41,10 @@ _BUILTIN = (
     "the same, or write it with torch operators"
 )
 
-_SETUP_BY_A_BATCH = (
-    "keep the flag of a setup from the first batch as a bool of Python, self.ready = True in place of self.ready.fill_(1), or "
-    "set up before training"
-)
-
-_RANDOM_SPAN = "hide a random span by a mask, x.masked_fill((at >= a) & (at < b), 0) in place of x[a:b] = 0"
-
-_KEPT_ASSERT = (
-    "stays in the graph as an assert with a fixed text and without `not`, assert torch.isfinite(x).all(), 'not finite' in place "
-    "of f'not finite: {x}', or as torch._assert_async(condition), or belongs after the step"
+_TEXT_OF_A_NUMBER = (
+    "torch.compile cannot make a text of a number that may vary, f'step {step}' or '%.2f' % rate, nor of the value of a tensor, "
+    "also where nothing is printed: make it outside the forward, or only if not torch.compiler.is_compiling(); if it is the "
+    "key of what the forward keeps, return that and keep it outside"
 )
 
 BREAKS = (
@@ -54,6 +52,18 @@ BREAKS = (
     METRIC,
     Cause(
         "explicit break", "the code asks for this break: remove the call", headline=r"Call to `torch\._dynamo\.graph_break\(\)`"
+    ),
+    Cause(
+        "backward in compiled code",
+        _RECOMPUTES,
+        headline=r"Tensor\.backward\(\)",
+        explanation=r"\(autograd\.Function\)",
+        needs_all=True,
+    ),
+    Cause(
+        "backward in compiled code",
+        _RECOMPUTES,
+        explanation=r"function `backward` in file `torch/autograd/__init__\.py`|\(torch\.autograd\.backward\)",
     ),
     Cause(
         "disabled function",
@@ -70,24 +80,59 @@ BREAKS = (
         f"torch.compile takes a number of numpy for a tensor, whose value it does not know: {NUMBER_OF_NUMPY}",
         explanation=r"\(graph input\b",
     ),
-    Cause(  # that picks one of several modules
+    Cause(
         "number of numpy",
-        f"torch.compile takes a number of numpy for a tensor, whose value it does not know: {NUMBER_OF_NUMPY}",
+        "torch.compile takes a number of numpy that picks one of several modules for a tensor: make it one of Python before the "
+        f"forward, int(level); otherwise {MODULE_PICKED}",
         explanation=r"builtin operator `str` with argument types \['int'\]",
         inside=r"torch/nn/modules/container\.py",
         needs_all=True,
     ),
     Cause(
         "Python's or numpy's random numbers",
-        "draw with torch (rand, randint, randperm), which can be compiled: keep = torch.rand(()) > 0.2, then x + keep * block(x) "
-        "or torch.where(keep, a, b) instead of `if`, torch.distributions.Beta(a, a).sample() for mixup, torch.where(torch.arange"
-        "(n) < k, a, b) for a cut at k; or draw before the forward and pass the result in as a tensor, a size as an int; pick "
-        "one of several modules outside compiled code",
+        "draw with torch, which can be compiled, keep = torch.rand(()) > 0.2 and x + keep * block(x) or torch.where(keep, a, b) "
+        f"in place of `if`; or {_DRAW_BEFORE}",
+        forms=(
+            (
+                r"\b(beta|betavariate)\b",
+                "mixup",
+                f"draw with torch.distributions.Beta(a, a).sample(), which can be compiled; or {_DRAW_BEFORE}",
+            ),
+            (
+                r"\b(randint|randrange|integers)\b",
+                "whole numbers",
+                f"draw with torch.randint and mark a cut at it, torch.where(torch.arange(n) < k, a, b); or {_DRAW_BEFORE}",
+            ),
+            (
+                r"\b(shuffle|sample|choices?|permutation|permuted)\b",
+                "an order or a choice",
+                f"draw an order of rows with torch, x[torch.randperm(len(x))]; or {_DRAW_BEFORE}, and pick one of several "
+                f"modules outside compiled code",
+            ),
+        ),
         explanation=r"(builtin|function) `[^`]*\b(\w*Random|RandomState|random)\.\w+"
         r"|\(numpy\.random\.|RandomState|default_rng|of class `Generator`|`posix\.urandom|\bUnspecializedPythonVariable"
-        r"|\((random_value|NumpyNdarrayVariable)\)",
+        r"|\((random_value|random_sample|random|randn?|randint|normal|uniform|choice|shuffle)\b",
     ),
-    Cause("numpy and scipy", NUMPY, explanation=r"\(numpy\."),
+    Cause(
+        "numpy and scipy",
+        NUMPY,
+        forms=(
+            (
+                r"\bin_an_assert\b.*\(numpy\.ndarray\.",
+                "`assert` on what numpy computes",
+                f"compute the condition with torch: a check {KEPT_ASSERT}",
+            ),
+            (
+                r"\bin_a_branch\b.*\(numpy\.ndarray\.",
+                "`if` on what numpy computes",
+                "compute the condition with torch and choose by it, torch.where((x > 2).any(), a, b); a check that only raises "
+                f"an error {KEPT_ASSERT}",
+            ),
+        ),
+        explanation=r"\(numpy\.",
+    ),
+    Cause("text of a number", _TEXT_OF_A_NUMBER, explanation=r"\(%\)"),
     Cause(
         "causal mask",
         "pass is_causal=True beside the mask, self.encoder(x, mask, is_causal=True); otherwise torch.nn compares the mask's "
@@ -103,132 +148,7 @@ BREAKS = (
         inside=r"torch/nn/modules/batchnorm\.py",
         needs_all=True,
     ),
-    Cause(
-        "assertion by a function",
-        "write torch._assert(condition, 'text') as a statement, assert condition, 'text', which stays in the graph",
-        explanation=r"\(torch\._assert\)",
-    ),
-    Cause(
-        "comparison of whole tensors",
-        "torch.allclose and torch.equal return a bool of Python: write torch.isclose(a, b).all() or (a == b).all(), which stays "
-        "in the graph in an assert, assert torch.isclose(a, b).all(), 'text', and in torch.where(condition, x, y)",
-        explanation=r"`aten\.(allclose|equal)\b",
-    ),
-    Cause(
-        "tensor without dimensions as an index",
-        "torch reads the number to index with it: give the index a dimension, table[level[None]][0] or table.index_select(0, "
-        "level[None])[0] in place of table[level], which stay in the graph; capture_scalar_outputs, which torch names, is "
-        "no help",
-        explanation=r"_local_scalar_dense.*\(operator\.getitem\)",
-    ),
-    Cause(
-        "tensor in place of a number",
-        "an operator here takes a number, so that it reads the value of the tensor it is given: write it out with tensors, for a "
-        "function of math torch.sqrt(x), for "
-        f"dropout {DROPOUT_OF_TENSORS}, for noise of width s torch.randn_like(x) * s, for a number of rows or columns a mask, "
-        "torch.arange(n) < k, for `not condition` ~condition; or, if it is a number of numpy, make it one of Python before the "
-        f"forward, float(rate), or compute it with Python, {PRODUCT_OF_PYTHON}",
-        headline=r"Data dependent operator",
-        explanation=r"`aten\._local_scalar_dense(?!.*\(Tensor\.tolist\))",
-        needs_all=True,
-    ),
-    Cause(
-        "tensors compared by Python",
-        "Python's sorted, max and min compare values: sort names, for name in sorted(inputs) in place of sorted(inputs.items()), "
-        "put rows in order by x[x[:, 0].argsort()], and take the largest of several tensors as torch.stack(views)[torch.stack(["
-        "view.norm() for view in views]).argmax(0, keepdim=True)][0]",
-        headline=r"sort with non-constant keys",
-        explanation=r"builtin operator `sorted` with argument types|trying to handle op (max|min)\b",
-    ),
-    Cause(
-        "value of a tensor",
-        f"{KEPT_A_TENSOR}; {MASK_OF_LENGTHS}; {_SETUP_BY_A_BATCH}; take sizes from shapes, x.size(1) in place of "
-        f"int(lengths.max()), {_RANDOM_SPAN}, and {BANK_OF_TENSORS}: what the forward reads and then changes in place can give "
-        f"wrong gradients without an error; {NUMBERS_IN_THE_GRAPH}",
-        branch_advice=f"{KEPT_A_TENSOR}; {_SETUP_BY_A_BATCH}; {NUMBERS_IN_THE_GRAPH}",
-        remedy="dynamo.capture_scalar_outputs=on",
-        headline=r"Tensor\.(item|tolist)\(\)|Data dependent operator",
-        explanation=r"builtin operator `(range|int|float|round|complex)` with argument types \[[^]]*'Tensor'"
-        r"|failed with aten\._local_scalar_dense",
-    ),
-    Cause(
-        "layers left out at random",
-        "LayerDrop draws a number for each layer and branches on it: set layerdrop, encoder_layerdrop and decoder_layerdrop to 0 "
-        "in the model's configuration, and if they are 0 already, update transformers (5.17 branches all the same, 5.23 does "
-        "not); scope=regional compiles the layers either way",
-        code=r"\blayerdrop\b",
-    ),
-    Cause(
-        "data-dependent branch",
-        "compute both sides and choose with torch.where(condition, a, b), or use torch.cond, which keeps both in the graph; "
-        f"{_SETUP_BY_A_BATCH}; make a bool of numpy one of Python before the forward, bool(flip); "
-        "a loop that ends when values allow it needs a fixed number of rounds; leave out a check for no rows or for an empty "
-        f"mask, because operators take those, too; a check that only raises an error {_KEPT_ASSERT}",
-        assert_advice=f"a check {_KEPT_ASSERT}",
-        headline=r"[Dd]ata-dependent (branch|jump)",
-    ),
-    Cause(
-        "number of classes",
-        "pass the number of classes, one_hot(labels, num_classes=10); otherwise torch looks for the largest label",
-        headline=r"one_hot` with data-dependent",
-    ),
-    Cause(
-        "CTC loss",
-        "torch.compile cannot trace the CTC loss: the rest is compiled all the same; scope=modular compiles the model alone, "
-        "without a break",
-        explanation=r"`aten\._ctc_loss",
-    ),
-    Cause(
-        "repeats that are a tensor",
-        "pass the number of rows that come out, repeat_interleave(x, repeats, output_size=n), if it is known beforehand; "
-        "otherwise torch sums up the repeats",
-        explanation=r"`aten\.repeat_interleave",
-    ),
-    Cause(
-        "number of bins",
-        "count with one_hot(ids, num_classes=n).sum(0), which has a known size, where bincount looks for the largest number; or, "
-        "as in a library, try dynamo.capture_dynamic_output_shape_ops=on, which keeps any number of bins in the graph",
-        explanation=r"`aten\.bincount",
-        remedy="dynamo.capture_dynamic_output_shape_ops=on",
-    ),
-    Cause(
-        "least squares",
-        "torch.compile cannot trace torch.linalg.lstsq: write q, r = torch.linalg.qr(a) and torch.linalg.solve_triangular(r, "
-        "q.mT @ b, upper=True), or torch.linalg.pinv(a) @ b where columns may depend on each other",
-        explanation=r"`aten\.linalg_lstsq\b",
-    ),
-    Cause(
-        "unique values",
-        "how many different values there are depends on the data: call torch.unique before the forward, as in the collator, and "
-        "pass in what it returns; or number runs of equal values by where one begins, starts = torch.cat([torch.ones_like("
-        "ids[:1], dtype=torch.bool), ids[1:] != ids[:-1]]) and starts.cumsum(0) - 1, with rows for as many runs as there can be; "
-        "or try dynamo.capture_dynamic_output_shape_ops=on (torch._dynamo.config.capture_dynamic_output_shape_ops = True), which "
-        "keeps any number of values in the graph",
-        explanation=r"`aten\._?unique\w*\.",
-        remedy="dynamo.capture_dynamic_output_shape_ops=on",
-    ),
-    Cause(
-        "output of unknown size",
-        "the number of rows depends on the data: write x = torch.where(mask, y, x) in place of x[mask] = y[mask]; otherwise "
-        f"{ANY_ROWS}, out + mask[:, None] * value, in a loss (loss * mask).sum() / mask.sum(), labels.masked_fill(~mask, "
-        "-100) or, for the largest, x.masked_fill(~mask, -torch.inf).amax(1)",
-        headline=r"[Dd]ynamic shape operator|data-dependent output shape",
-        explanation=r"failed with aten\.nonzero",
-        remedy="dynamo.capture_dynamic_output_shape_ops=on",
-    ),
-    Cause(
-        "number that is not known",
-        "a number that is read from a tensor is used where torch must know it: keep the value a tensor, with torch.where("
-        "condition, a, b) in place of `if`, torch.sqrt(x) in place of math.sqrt(x), table[level[None]] in place of table[level], "
-        f"{_RANDOM_SPAN}, and pick one of several modules outside compiled code",
-        headline=r"Could not (guard|extract) .*Size-like symbols: none",
-    ),
-    Cause(
-        "size that is not known",
-        "torch asks whether a size that depends on the data is 0 or 1, as BatchNorm does, or loops over it: keep all rows and "
-        "weight them by a mask, or tell the size beforehand, torch._check(len(rows) > 1), if that always holds",
-        headline=r"Could not (guard on data-dependent expression|extract specialized integer)",
-    ),
+    *VALUES,
     Cause(
         "own random generator",
         _OWN_GENERATOR,
@@ -274,9 +194,7 @@ BREAKS = (
     ),
     Cause(
         "text of a number",
-        "torch.compile cannot make a text of a number that may vary, f'step {step}' or str(step), nor of the value of a tensor, "
-        "also where nothing is printed: make it outside the forward, or only if not torch.compiler.is_compiling(); if it is the "
-        "key of what the forward keeps, return that and keep it outside",
+        _TEXT_OF_A_NUMBER,
         headline=r"BUILD_STRING",
         explanation=r"builtin operator `(str|repr|format)` with argument types \['(int|float)'",
     ),
@@ -292,7 +210,7 @@ BREAKS = (
     ),
     Cause(
         "file, clock or system call",
-        "read files and clocks and call the operating system outside the forward, and pass in what it needs",
+        "read files and clocks, collect garbage and call the operating system outside the forward, and pass in what it needs",
         explanation=r"builtin operator `open`|builtin `(time|posix|nt|_socket|resource|gc)\.|method `(now|utcnow|today)`"
         r"|`torch/serialization\.py`|enter a `(TextIOWrapper|Buffered\w+|GzipFile)` context manager",
         headline=r"Call to a time function",
@@ -309,12 +227,6 @@ BREAKS = (
         "derivative goes through them",
         remedy="dynamo.trace_autograd_ops=on",
         headline=r"torch\.autograd\.grad|Tensor\.backward\(\)",
-    ),
-    Cause(
-        "backward in compiled code",
-        "torch.compile cannot trace torch.autograd.backward, as in the backward of a Function that computes its forward again: "
-        "call torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) in place of such a Function, or leave it eager",
-        explanation=r"function `backward` in file `torch/autograd/__init__\.py`",
     ),
     Cause(
         "requires_grad_() by transformers",
@@ -406,7 +318,8 @@ BREAKS = (
     Cause(
         "copy of a tensor by Python",
         "use x.clone(), which can be compiled, instead of copy.deepcopy(x), and vars(batch) instead of dataclasses.asdict("
-        "batch), which copies tensors; copy modules before the step",
+        "batch); call a module with changed weights by torch.func.functional_call(net, {name: 0.9 * weight for name, weight in "
+        "net.named_parameters()}, (x,)), and copy modules before the step",
         headline=r"copy\.deepcopy",
         explanation=r"in file `copy\.py`",
     ),
@@ -475,8 +388,7 @@ BREAKS = (
     Cause(
         "exception in the forward",
         "the forward raises an exception here: fix that if it does so without torch.compile, too; if its caller catches it, "
-        "catch it in the forward, or leave this call eager; a text of a number that may vary, '%.2f' % rate, raises in compiled "
-        "code alone: make it outside the forward",
+        "catch it in the forward, or leave this call eager",
         headline=r"Observed exception",
     ),
     Cause(
@@ -539,15 +451,15 @@ def with_operator(advice: str, text: str) -> str:
     return advice.replace("library::name", "::".join(named.groups())) if named else advice
 
 
-def _by_statement(cause: Cause, text: str) -> str:
-    """Returns the advice on a cause that fits the kind of statement at the break."""
-    statement = re.search(r"^  code: (if|elif|while|assert)\b", text, re.MULTILINE)
-    kind = statement[1] if statement else ""
-    return {"": "", "assert": cause.assert_advice}.get(kind, cause.branch_advice) or cause.advice
+def _by_form(cause: Cause, text: str, fallback: str) -> str:
+    """Returns the advice on a cause that fits the form of it that a break has, and what runs eagerly for it."""
+    code = re.search(r"^  code: (.*)$", text, re.MULTILINE)
+    said = re.sub(r"^  (code|its code|hint): .*\n?", "", text, flags=re.MULTILINE)
+    return cause.advice_on(code[1] if code else "", " ".join([*said.split(), fallback]))
 
 
-def advice_on_break(text: str) -> str | None:
-    """Returns what helps against a graph break."""
+def advice_on_break(text: str, fallback: str = "") -> str | None:
+    """Returns what helps against a graph break, and against a function that runs eagerly for it, if there is one."""
     head = text.partition("\n")[0]
     in_optimizer = head.startswith("torch/optim/optimizer.py") or "inside: torch/optim/optimizer.py" in text
     if in_optimizer and cause_of_break(text) not in OPTIMIZER_MADE:
@@ -557,7 +469,7 @@ def advice_on_break(text: str) -> str | None:
     if " of FSDP" in head and "`disable`" in text:  # the class of a module that fully_shard() has sharded begins like that
         return _FSDP2S
     cause = cause_of_break(text)
-    advice = with_operator(_by_statement(cause, text), text) if cause else None
+    advice = with_operator(_by_form(cause, text, fallback), text) if cause else None
     if (library := re.search(r"^  library: (\S+)$", text, re.MULTILINE)) is None:
         return advice
     around = "accept the break, or compile around it (scope=regional, or parts.NAME.compile=off)"
@@ -574,7 +486,7 @@ def advice_on_fallback(text: str, breaks: Sequence[str]) -> str | None:
         place = whole[1]  # where a back-end fails, torch names the function alone
     there = [one for one in breaks if place and (one.startswith((f"{place} ", f"{place}:")) or f"inside: {place}\n" in one)]
     for one in there:
-        if advice := advice_on_break(one):
+        if advice := advice_on_break(one, text):
             block = next((words for pattern, words in _BLOCKS if re.search(pattern, text)), None)
             if block is None or "\n  library: " in one:  # a library's line cannot be moved
                 return advice

@@ -1,5 +1,8 @@
 """A cause with what helps, and the words that causes of graph breaks share with those of recompiles and errors."""
 
+import ast
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -16,10 +19,101 @@ class Cause:
     needs_all: bool = False  # whether all of a break's patterns must match, not just one
     guard: str = ""  # pattern of a failed guard, matched from its beginning
     error: str = ""  # pattern of an error's text
-    branch_advice: str = ""  # what helps where the line is an `if` or a `while`, if less than all of `advice` may
-    assert_advice: str = ""  # the same where it is an `assert`
+    forms: tuple[tuple[str, str, str], ...] = ()  # forms of the cause that need other advice: see `advice_on`
     remedy: str = ""  # settings to add that the advice names and that are worth a trial, as a key spells them
 
+    def advice_on(self, line: str, said: str = "") -> str:
+        """Returns what helps against the form of this cause that was met, in at most two sentences.
+
+        Each form is a pattern, what to call it in the documentation, and its advice. The pattern is searched for in the kinds of
+        the line, `in_a_branch` and the like, followed by what torch says; the first form that matches counts.
+
+        Args:
+            line: The line of code, or its beginning.
+            said: What torch says of it, with the place.
+        """
+        facts = f"{' '.join(sorted(kinds_of_line(line)))} {said}"
+        return next((advice for pattern, _, advice in self.forms if re.search(pattern, facts)), self.advice)
+
+    @property
+    def documented(self) -> str:
+        """The advice on this cause and on each of its forms, as docs/causes.md has it."""
+        return " · ".join([self.advice, *dict.fromkeys(f"{name}: {advice}" for _, name, advice in self.forms)])
+
+
+def kinds_of_line(line: str) -> frozenset[str]:
+    """Returns the kinds of statement and expression that a line of code consists of, by its syntax and never by its names.
+
+    Only the beginning of a statement on several lines is known; then the kinds are those of its first word.
+    """
+    line = line.strip()
+    found = {kind for word, kind in _BY_FIRST_WORD.items() if re.match(rf"{word}\b", line)}
+    for text in (line, f"{line} pass", f"if True: pass\n{line} pass"):
+        try:
+            return frozenset(found | set(_kinds(ast.parse(text))))
+        except SyntaxError:
+            continue
+    return frozenset(found)
+
+
+_BY_FIRST_WORD = {
+    "if": "in_a_branch",
+    "elif": "in_a_branch",
+    "while": "in_a_while",
+    "assert": "in_an_assert",
+    "for": "in_a_loop",
+    "with": "in_a_with",
+}
+
+
+def _kinds(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            what = "slice" if any(isinstance(part, ast.Slice) for part in parts) else "index"
+            of = "of_a_module" if isinstance(node.value, ast.Attribute) else "of_a_tensor"
+            yield f"{what}_assigned_{of}" if isinstance(node.ctx, ast.Store) else f"{what}_{of}"
+        elif isinstance(node, ast.Call):
+            named = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if named in _CALLS:
+                yield f"calls_{named}"
+            if isinstance(node.func, ast.Subscript):
+                yield "calls_an_index"
+            if any(isinstance(argument, (ast.List, ast.ListComp)) and _has_numbers(argument) for argument in node.args):
+                yield "list_of_numbers"
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield "negated"
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            yield "in_a_loop"
+        if _is_number_of_an_attribute(node):
+            yield "number_of_an_attribute"
+        if isinstance(node, (ast.If, ast.While)):
+            test = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
+            test = test.left if isinstance(test, ast.Compare) else test
+            if isinstance(test, ast.Attribute) or _is_number_of_an_attribute(test):
+                yield "on_an_attribute"
+
+
+def _has_numbers(tree: ast.AST) -> bool:
+    """Tells whether a list holds numbers that are read from tensors, by `.item()`, `float` or `int`."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(getattr(called, "attr", None) == "item" or getattr(called, "id", None) in ("float", "int") for called in calls)
+
+
+def _is_number_of_an_attribute(node: ast.AST) -> bool:
+    """Tells whether an expression is `int(self.start)`, `self.start.item()` or the like."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name) and node.func.id in ("int", "float", "bool", "round"):
+        return bool(node.args) and isinstance(node.args[0], ast.Attribute)
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "item" and isinstance(node.func.value, ast.Attribute)
+
+
+_CALLS = (
+    *("any", "all", "max", "min", "amax", "mean", "sum", "numel", "tolist"),
+    *("range", "int", "exp", "log", "sqrt", "dropout", "linspace"),
+)
+"""Methods and functions of torch and Python that tell forms of a cause apart."""
 
 PRODUCT_OF_PYTHON = "math.prod(x.shape) in place of np.prod(x.shape)"
 
@@ -47,6 +141,13 @@ MASK_OF_LENGTHS = (
 )
 
 TRUE_OR_FALSE = "set_grad_enabled(not step % 4)"
+
+KEPT_ASSERT = (
+    "stays in the graph as an assert with a fixed text and without `not`, assert torch.isfinite(x).all(), 'not finite' in place "
+    "of f'not finite: {x}', or as torch._assert_async(condition), or belongs after the step"
+)
+
+LIST_OF_TENSORS = "torch.stack(values) in place of torch.tensor([value.item() for value in values]) keeps them tensors"
 
 BANK_OF_TENSORS = (
     "write to a queue or bank by a new tensor, self.bank = self.bank.index_copy(0, (self.start + torch.arange(n)) % "

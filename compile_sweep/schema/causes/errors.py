@@ -29,6 +29,13 @@ CHANGED_IN_PLACE = Cause(
     error=r"needed for gradient computation has been modified by an inplace operation",
 )
 
+SUBCLASS = Cause(
+    "tensor subclass",
+    "compiled code is given a subclass of torch.Tensor that does not say how it is taken apart: take the plain tensor out of "
+    "it before the forward, x.as_subclass(torch.Tensor)",
+    error=r"Multiple dispatch failed for '[\s\S]*_AnalyzeCustomOpInputOutputMode",
+)
+
 NO_BACKWARD = Cause(
     "custom operator without a backward",
     "an operator of torch.library has no backward, and eager fails here, too: give it one, "
@@ -47,11 +54,8 @@ _LAYOUT = (
 )
 
 _DOUBLE_BACKWARD = (
-    "leave the module that is differentiated twice eager (scope=modular, and parts without it), as where a script takes the "
-    "derivative outside its model, or take its first derivative inside the compiled function, "
-    "torch.func.grad(lambda x: model(x).sum())(x), or, where the loss does so by torch.autograd.grad, as gradient penalties, "
-    "physics-informed losses and MAML do, add dynamo.trace_autograd_ops=on to scope=full, with requires_grad_() called on the "
-    "batch's tensors before"
+    "leave the module that is differentiated twice eager (scope=modular, and parts without it), or take its first derivative "
+    "inside the compiled function, torch.func.grad(lambda x: model(x).sum())(x)"
 )
 
 FULLGRAPH = Cause("fullgraph", "remove fullgraph=on, and fix the graph break that the error names", error=r"fullgraph")
@@ -59,15 +63,16 @@ FULLGRAPH = Cause("fullgraph", "remove fullgraph=on, and fix the graph break tha
 ERRORS = (
     Cause(
         "double backward",
-        f"a gradient of a gradient cannot go through compiled code that has returned: {_DOUBLE_BACKWARD}",
+        f"a gradient of a gradient cannot go through compiled code that has returned: {_DOUBLE_BACKWARD}; where the loss calls "
+        "torch.autograd.grad, add dynamo.trace_autograd_ops=on to scope=full, with requires_grad_() called on the batch before",
         error=r"does not currently support double backward",
         remedy="dynamo.trace_autograd_ops=on",
     ),
     Cause(
         "donated buffers",
         "compiled code gives back memory that a second backward needs: if no second derivative is meant, use "
-        "backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off; if one is, a gradient of a "
-        f"gradient cannot go through compiled code that has returned: {_DOUBLE_BACKWARD}",
+        "backward(retain_graph=True) without create_graph, with functorch.donated_buffer=off; if one is, "
+        f"{_DOUBLE_BACKWARD}",
         error=r"donated buffers",
         remedy="functorch.donated_buffer=off",
     ),
@@ -159,6 +164,7 @@ ERRORS = (
         "because compiled code cannot; otherwise fix the call, which fails without torch.compile, too",
         error=r"when making fake tensor call|Dynamo failed to run FX node with fake tensors",
     ),
+    SUBCLASS,
     Cause(
         "number that must be a constant",
         "a Python number that may vary is used where torch needs a constant, which `not` makes of it: "
@@ -178,27 +184,25 @@ ERRORS = (
 EXCEPTIONS = (
     CHANGED_IN_PLACE,
     NO_BACKWARD,
+    SUBCLASS,
     Cause(
         "result laid out otherwise",
-        f"{_LAYOUT}; without it, where eager works, an operator in compiled code, such as BatchNorm1d after a transpose, returns "
-        "another layout than torch.compile expects: call .contiguous() on what it is given, x.transpose(1, 2).contiguous(), or "
-        "leave out backend=aot_eager, because Inductor may not depend on it",
+        f"{_LAYOUT}; without it, where eager works, call .contiguous() on what an operator such as BatchNorm1d is given, "
+        "x.transpose(1, 2).contiguous(), or leave out backend=aot_eager",
         error=_LAID_OUT,
     ),
     Cause(
         "graph of the step before",
-        "if eager raises this, too, what the model keeps from step to step, such as a running mean or a hidden state, holds the "
-        "graph of the step before: detach it, self.state = state.detach(); if only compiled code does, it goes back once through "
-        "all that one call returned: add up the losses of a call, (actor_loss + critic_loss).backward(), or call the parts "
-        "that they are computed from apart, model.actor(x) and model.critic(x), which are then compiled apart",
+        "if eager raises this, too, detach what the model keeps from step to step, such as a running mean or a hidden state, "
+        "self.state = state.detach(); if only compiled code does, add up the losses of a call, (actor_loss + critic_loss)"
+        ".backward(), or call the parts that they are computed from apart, model.actor(x) and model.critic(x)",
         error=SECOND_BACKWARD,
     ),
     Cause(
         "factorization that fails",
-        "compiled code cannot catch this exception, because a graph runs after the forward's `try`: ask first, in a function "
-        "that raises nothing, failed = torch.linalg.cholesky_ex(a.detach())[1] > 0, or inv_ex or solve_ex, and change the matrix "
-        "where it failed, torch.linalg.cholesky(a + 0.1 * failed[..., None, None] * torch.eye(a.shape[-1])); if the forward "
-        "catches nothing, eager fails here, too, so keep the matrix regular and finite",
+        "compiled code cannot catch this exception: ask first, in a function that raises nothing, failed = torch.linalg."
+        "cholesky_ex(a.detach())[1] > 0, or inv_ex or solve_ex, and change the matrix where it failed, a + 0.1 * failed[..., "
+        "None, None] * torch.eye(a.shape[-1]); if the forward catches nothing, eager fails here, too, so keep the matrix regular",
         error=r"\blinalg[._]\w+: .*(not positive-definite|singular|failed to converge)",
     ),
     Cause(

@@ -14,27 +14,19 @@ from compile_sweep.schema.causes.cause import (
     BANK_OF_TENSORS,
     DROPOUT_OF_TENSORS,
     KL_DIVERGENCE,
-    METRIC,
-    TRUE_OR_FALSE,
+    LIST_OF_TENSORS,
     Cause,
 )
+from compile_sweep.schema.causes.changing_numbers import ARGUMENT, NUMBERS
+from compile_sweep.schema.causes.changing_numbers import HIGHER_LIMIT as HIGHER_LIMIT
 from compile_sweep.schema.causes.recompiles import Recompile, RecompileSeries, fold_recompiles, plain_guard
 
-_NEVER_IN_PLACE = (
-    "never change it in place in the forward that reads it, which in torch 2.13 can give wrong gradients without an error"
-)
-_IN_A_BUFFER = (
-    "keep it in a buffer, self.register_buffer('steps', torch.zeros(())), and change that after the backward or assign a new "
-    f"tensor, self.steps = self.steps + 1; {_NEVER_IN_PLACE}; write torch.where(self.steps > 5, a, b) for a condition of it, "
-    f"torch.exp(self.steps) in place of math.exp(self.steps), and {DROPOUT_OF_TENSORS} for dropout, which takes no tensor p"
-)
+_READ = "the number that .item(), .tolist() or another call returned at this line changes from step to step"
+_SCALARS = "dynamo.capture_scalar_outputs=on, which keeps such numbers in the graph"
 
 _MADE_AT_FIRST = (
     "what the first forward creates needs a graph of its own: create it in __init__, or run one forward before compiling"
 )
-
-HIGHER_LIMIT = "recompile_limit=64"
-"""The remedy for more kinds of blocks than torch makes graphs of one function."""
 
 FIXED_LENGTH = (
     "this code fixes the length, often in a Python loop over positions or as a dictionary's key: make one table in __init__, as "
@@ -59,8 +51,6 @@ GROWS_UNEVENLY = Cause(
     remedy="dynamo.allow_unspec_int_on_nn_module=on",
 )
 """The cause of an integer that grows by different amounts, which may be a cache's size or a count."""
-
-_ARGUMENT = r"[A-Za-z]\w*(\[('\w+'|\d+)\])*"  # of the forward, or what is in it
 
 GUARDS = (
     KL_DIVERGENCE,
@@ -91,11 +81,12 @@ GUARDS = (
     ),
     Cause(
         "value read from a tensor",
-        "the number that .item(), .tolist() or another call returned at this line changes from step to step: keep the value a "
-        f"tensor, or do not use it in the forward; {BANK_OF_TENSORS}; "
-        "or try dynamo.capture_scalar_outputs=on, which keeps such numbers in the "
-        "graph; dynamic=static also freezes such numbers, which torch's own default, dynamic=auto, does not, except 0, 1 and "
-        "those that the code compares with",
+        f"{_READ}: keep the value a tensor, or do not use it in the forward; or try {_SCALARS}, where dynamic=static freezes "
+        f"them, which torch's own default, dynamic=auto, does not unless their values are needed",
+        forms=(
+            (r"\bslice_\w*of_a_module\b", "rows of a queue or bank", f"{_READ}: {BANK_OF_TENSORS}; or try {_SCALARS}"),
+            (r"\blist_of_numbers\b", "list of numbers", f"{_READ}: {LIST_OF_TENSORS}; or try {_SCALARS}"),
+        ),
         guard=r"(?!.*\.size\(\)\[)(___stack\d+\S* ?(==|is|<|>|!=)|\S* (==|!=|<|>|<=|>=) ___stack\d+|\S+\.item\(\) "
         r"|\(.*___stack\d+ .*\) == |not \(.*___stack\d+ ==)",
         remedy="dynamo.capture_scalar_outputs=on",
@@ -150,8 +141,9 @@ GUARDS = (
     VIEW,
     Cause(
         "modules that are added",
-        "modules are added during training: create them in __init__, before compiling",
-        guard=r"len\(\S*\._modules\)",
+        "modules or parameters are added during training, and each number of them takes a graph: create all in __init__, before "
+        "compiling, parameters as one, self.prompts = nn.Parameter(torch.zeros(n, d)) with a mask of those in use",
+        guard=r"len\(\S*\._(modules|parameters)\)|\S+\._size == ",
     ),
     Cause(
         "gradient read in the forward",
@@ -162,12 +154,17 @@ GUARDS = (
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"not hasattr\("),
     Cause(
         "batches of several kinds",
-        "batches, or other dictionaries that the forward is given, hold different tensors, such as a mask in some only, or the "
-        "same in another order, and each kind takes a graph: accept it, with a recompile_limit above their number, or put the "
-        "tensor into all of them, such as a mask of ones where nothing is masked, and in one order, {name: batch[name] for name "
-        "in sorted(batch)}",
-        guard=r"len\(batch\) ==|(not )?___dict_contains\([^,]+, (?!kwargs)\w+\)|KeyError on (?!G\b|___)\w+\["
+        "batches, or other dictionaries that the forward is given, hold different tensors, or the same in another order, and "
+        "each kind takes a graph: put the tensor into all of them, in one order, such as a mask of ones where nothing is masked, "
+        "or a new tensor of zeros with a weight of 0; or set recompile_limit above the number of kinds",
+        guard=r"len\(batch\) (==|!=)|(not )?___dict_contains\([^,]+, (?!kwargs)\w+\)|KeyError on (?!G\b|___)\w+\["
         r"|list\(dict\.keys\((?!kwargs)\w+\)",
+    ),
+    Cause(
+        "one tensor under several names",
+        "in some calls one tensor is given under several names, and each way of sharing takes a graph: give each name a tensor "
+        "of its own, x.clone() or a new torch.zeros(n)",
+        guard=rf"Duplicate tensors found|{ARGUMENT} is (?!(None|True|False)\b){ARGUMENT}$",
     ),
     Cause(
         "arguments of different calls",
@@ -177,17 +174,16 @@ GUARDS = (
     ),
     Cause(
         "list of another length",
-        "a list or tuple of another length takes a graph, because loops over it are unrolled: stack its tensors, "
-        "torch.stack(crops), and call the layers once for all, as on x.flatten(0, 1), so that their number may vary; pad tensors "
-        "of several shapes to one before that, or set recompile_limit above the number of lengths, or compile what the loop "
-        "calls apart (scope=regional, or scope=modular and parts)",
-        guard=rf"(not (?!G\[){_ARGUMENT}|len\((?!G\[){_ARGUMENT}\) .*)$",
+        "a list or tuple of another length takes a graph, because loops over it are unrolled: stack its tensors, padded to "
+        "one shape, torch.stack(crops), and call the layers once for all, as on x.flatten(0, 1); or compile what the loop calls "
+        "apart (scope=regional, or scope=modular and parts), or set recompile_limit above the number of lengths",
+        guard=rf"(not (?!G\[){ARGUMENT}|len\((?!G\[){ARGUMENT}\) .*)$",
     ),
     Cause(
         "list or dictionary that grows",
         "a list, a dictionary or an object's attributes changed: keep what grows out of the forward, and keys the same in every "
-        "step, or write it to a buffer of fixed size that the forward does not read; what it reads, such as the last 50 means, "
-        "keep in a buffer that a new tensor replaces, self.recent = torch.cat([self.recent[1:], mean[None]])",
+        "step; what the forward reads, such as the last 50 means, keep in a buffer that a new tensor replaces, "
+        "self.recent = torch.cat([self.recent[1:], mean[None]])",
         guard=r"len\(|not (?!\()|KeyError|\S+ == (set\(\)|\{)|list\(dict\.keys\(",
     ),
     Cause(
@@ -211,90 +207,27 @@ GUARDS = (
         guard=r"tensor 'self\S*' size mismatch",
     ),
     GROWS_UNEVENLY,
-    Cause(
-        "global number",
-        "a global Python number changes from step to step, and each of its values needs its own graph: pass it to the forward as "
-        f"an argument, which dynamic=auto lets vary, or {_IN_A_BUFFER}",
-        guard=r"G\[\S+ == -?\d",
-    ),
-    Cause(
-        "number that the forward is given",
-        "each value of this Python number takes a graph: hand it in as a tensor, torch.tensor(step); to pick one of several "
-        "tensors, stack them and index with a tensor of one element, torch.stack(tables)[torch.tensor([step])]; pick one of "
-        "several modules outside compiled code; write out dropout by it with tensors, "
-        f"{DROPOUT_OF_TENSORS}; compute sizes that follow from it outside, and hand them in, n = int(share * length), with "
-        "torch.arange(n) / (n - 1) in place of torch.linspace(0, 1, n); where it is the number of rounds of a loop, which no "
-        "tensor can be, set "
-        "recompile_limit above the number of its values, or compile what a round calls apart (scope=modular or regional); "
-        "dynamic=auto lets a number vary that selects nothing",
-        guard=rf"{_ARGUMENT} == -?\d",
-    ),
-    Cause(
-        "setting of a torch.nn module",
-        "modules of torch.nn take this as a number, and each of its values takes a graph: change it rarely, such as once an "
-        "epoch, with a recompile_limit above the number of its values",
-        guard=r"\S+\.(momentum|eps|label_smoothing|negative_slope) == ",
-    ),
-    METRIC,
-    Cause(
-        "module's counter",
-        "a Python integer changes: let it vary with dynamic=auto,dynamo.allow_unspec_int_on_nn_module=on, which takes a graph "
-        "for each branch or module that it selects, for each value that a list is indexed with and, in torch 2.13, for each that "
-        "math.exp, math.log or a function of numpy is taken of, and write "
-        f"{TRUE_OR_FALSE.replace('step', 'self.steps')} where torch needs a constant; or {_IN_A_BUFFER}",
-        guard=r"(?!.*\.size\(\)\[)\S+ == -?\d+(?![\d.e])",
-        remedy="dynamo.allow_unspec_int_on_nn_module=on",
-    ),
-    Cause(
-        "Python number that changes",
-        f"a Python number changes from step to step: hand it in as a tensor, or {_IN_A_BUFFER}",
-        guard=r"(?!not \(|.*(\.size\(\)\[| % \d+\) )).* == -?\d|___normalize_count_iter",
-    ),
-    Cause(
-        "number of each block",
-        "each of its values takes a graph: if blocks have different ones, such as numbers or rates of stochastic depth, set "
-        "recompile_limit above the number of blocks, or use scope=full without graph breaks; if it changes from step to step, "
-        f"hand it in as a tensor, or {_IN_A_BUFFER}",
-        remedy=HIGHER_LIMIT,
-    ),
-    Cause(
-        "first value of a number",
-        "torch compiles a Python number's first value apart, and its later ones as a number that varies: accept one graph more, "
-        "or, if only the first forward changes it, run one forward before compiling",
-    ),
-    Cause(
-        "number of rounds or modules",
-        "each value of this number takes a graph, because it says how often a loop runs or which modules do, as in range(n) and "
-        "self.blocks[:n], and neither a tensor nor allow_unspec_int_on_nn_module changes that: set recompile_limit above the "
-        "number of its values, or compile the blocks apart (scope=regional, or scope=modular and parts)",
-        remedy=HIGHER_LIMIT,
-    ),
-    Cause(
-        "end of a slice",
-        "a slice that is empty, of one element or of the whole length takes a graph of its own, as do its ends at 0 and 1: set "
-        "recompile_limit above the number of such cases, some 20 for x[:, start:end], or mark the span by a mask, with start and "
-        "end as tensors, at = torch.arange(x.shape[1]) and torch.where(((at >= start) & (at < end))[:, None], a, b)",
-        remedy=HIGHER_LIMIT,
-    ),
-    Cause(
-        "number that crosses a limit",
-        "the code compares this number with a limit, and each side of the limit needs its own graph: the work changes between "
-        "steps, so time both sides separately, or compare outside compiled code",
-        guard=r"(?!.*\.size\(\)\[)(not \(|((\S+|\(.+\)) (<=|<|>=|>|!=)|.* % \d+\) ==) -?\d|-?\d\S* (<=|<|>=|>|!=) )",
-    ),
+    *NUMBERS,
     Cause(
         "argument of changing type",
         "it is None in some calls and a tensor in others, or a parameter and a plain tensor, and each takes a graph: accept one "
         "more, or pass the same kind in every call; Hugging Face leaves out an attention mask of ones",
-        guard=rf"expected type of .* to be (a tensor type|<class ')|{_ARGUMENT} is (not )?None$",
+        guard=rf"expected type of .* to be (a tensor type|<class ')|{ARGUMENT} is (not )?None$",
     ),
     Cause("made in the first forward", _MADE_AT_FIRST, guard=r"\S+ is None"),
     Cause(
         "Python value that changes",
         "each of its values needs a graph of its own: a few are fine, with a recompile_limit above their number; if only the "
-        "first forward changes it, as an initialization from data does, run one forward before compiling; if there are many, "
-        "decide outside compiled code, or make it a tensor; "
-        "leave texts that nothing is computed from, such as names of files, out of the forward",
+        "first forward changes it, run one forward before compiling, and if there are many, decide outside compiled code, or "
+        "make it a tensor",
+        forms=(
+            (
+                r"== ['\"]",
+                "text",
+                "each value of a text takes a graph: leave texts that nothing is computed from, such as names of files, out of "
+                "the forward; a few that select something are fine, with a recompile_limit above their number",
+            ),
+        ),
         guard=r"\S+ == (True|False|['\"(])|.*type=<enum|\S+ is not None",
     ),
     Cause(
@@ -411,6 +344,8 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
         return _NAMED["Python number that changes"]  # which the forward reads, and not the optimizer's own graph
     if cause is not None and cause.name in _OF_SLICES and _is_end_of_slice(series.first, recompiles):
         return _NAMED["end of a slice"]
+    if cause is not None and cause.name == "list of another length" and _is_dictionary(series.first, recompiles):
+        return _NAMED["batches of several kinds"]
     if cause is None or cause.name != "module's counter":
         return cause
     if _is_of_rounds(series.first):
@@ -422,6 +357,15 @@ def _cause_of_series(series: RecompileSeries, breaks: Sequence[str], recompiles:
     if len(steps) > 1 and min(steps) > 0:
         return GROWS_UNEVENLY
     return cause
+
+
+def _is_dictionary(first: Recompile, recompiles: Sequence[str]) -> bool:
+    """Tells whether what has another length is a dictionary, of whose keys other recompiles or its line of code speak."""
+    name = re.escape(first.source)
+    of_keys = rf"list\(dict\.keys\({name}\)|___dict_contains\([^,]+, {name}\)|KeyError on {name}\["
+    of_keys += rf"|# .*\b{name}\.(items|keys|values)\("
+    there = (text for text in recompiles if Recompile.parse(text).function == first.function)
+    return re.search(of_keys, f"# {first.line}") is not None or any(re.search(of_keys, text) for text in there)
 
 
 _OF_OPTIMIZERS = ("learning rate", "number of an optimizer")
@@ -524,14 +468,16 @@ _FLOATS = ("Python number that changes", "number of each block", "global number"
 
 def named_advice(cause: Cause, series: RecompileSeries) -> str:
     """Returns the advice on a guard, with the attribute's own name, and a number's first value, in the code that it shows."""
-    source = series.first.source
+    source, line = series.first.source, series.first.line
+    said = f"{series.first.guard} # {line.partition(' # ')[2]}"
+    advised = cause.advice_on(line.partition(" # ")[0], said)
     is_expression = " " in source
     paths = re.findall(r"\b[A-Za-z_]\w*(?:\.\w+|\[[\w']+\])+(?![\w(])", source) if is_expression else [source]
     attributes = {path.removesuffix("']").rpartition("['" if path.endswith("']") else ".")[2] for path in paths}
     attributes -= {"cell_contents"}  # of a closure, whose variable torch does not name
     if len(attributes) != 1 or not (attribute := attributes.pop()).isidentifier():
-        return cause.advice
-    advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, cause.advice)
+        return advised
+    advice = re.sub(r"(?<=')steps(?=')|(?<=self\.)steps", attribute, advised)
     if is_expression:
         return advice.replace("torch.zeros(())", "torch.tensor(…)")  # begins with a value that the expression does not tell
     if series.values and _FLOAT.fullmatch(series.values[0]):

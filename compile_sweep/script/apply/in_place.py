@@ -37,6 +37,7 @@ from compile_sweep.schema.settings import CompileSettings, Dynamic, Mode, Optimi
 from compile_sweep.script.apply.captured import capture
 from compile_sweep.script.apply.graph_memory import copied_out, copy_gradients, wrap_call
 from compile_sweep.script.apply.huggingface import autocast_experts, without_cache
+from compile_sweep.script.apply.optimizer_support import SPARSE_GRADIENTS, has_fused, has_sparse_gradients
 from compile_sweep.script.apply.padding import Padder, why_not_padded
 from compile_sweep.script.discover import WITHOUT_REENTRANT, Discovery, Shapes, Target, changing, copies_of
 from compile_sweep.script.job import ScriptError
@@ -354,7 +355,9 @@ def apply_to_optimizers(settings: CompileSettings, optimizers: Sequence[Optimize
             continue
         if settings.memory_format is not None:
             _lay_out_state(optimizer)
-        if settings.optimizer in COMPILED_OPTIMIZERS:
+        if settings.optimizer in COMPILED_OPTIMIZERS and has_sparse_gradients(optimizer):
+            missed.append(f"{type(optimizer).__name__} {SPARSE_GRADIENTS}")
+        elif settings.optimizer in COMPILED_OPTIMIZERS:
             _compile_step(optimizer, settings, together=together, ends_step=together and optimizer is optimizers[-1])
         elif settings.optimizer is OptimizerKind.FUSED:
             if not _make_fused(optimizer):
@@ -371,39 +374,6 @@ def _make_foreach(optimizer: Optimizer) -> None:
             group["fused"], group["foreach"] = False, True
     if hasattr(optimizer, "_step_supports_amp_scaling"):
         optimizer._step_supports_amp_scaling = False
-
-
-def has_fused(optimizer: Optimizer) -> bool:
-    """Tells whether torch has a fused implementation of the optimizer for these weights and the gradients that they have now."""
-    if any("fused" not in group or group.get("differentiable") for group in optimizer.param_groups):
-        return False
-    weights = [one for group in optimizer.param_groups for one in group["params"]]
-    if any(one.grad is not None and one.grad.layout is not torch.strided for one in weights):  # nn.Embedding(sparse=True)
-        return False
-    return all(_steps_fused(type(optimizer), *which) for which in {(one.device, one.dtype) for one in weights})
-
-
-def loops_over_weights(optimizer: Optimizer) -> bool:
-    """Tells whether it updates weight after weight, as Muon and most that are not torch's do, and can be compiled."""
-    has_other = any("foreach" in group or "fused" in group for group in optimizer.param_groups)
-    cannot_compile = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)  # by closures, sparse gradients
-    return not has_other and not cannot_compile
-
-
-def _steps_fused(kind: type[Any], device: torch.device, dtype: torch.dtype) -> bool:
-    """Tries a fused step of torch's class on one weight, because torch refuses some only then, such as Adagrad's on CUDA."""
-    of_torch: Any = next(one for one in kind.__mro__ if one.__module__.startswith("torch.optim"))
-    if of_torch is Optimizer:  # a class of somebody else's, which has the option and is taken at its word
-        return dtype.is_floating_point
-    weight = torch.zeros(1, device=device, dtype=dtype).requires_grad_(dtype.is_floating_point)
-    weight.grad = torch.zeros_like(weight)
-    try:
-        probe = of_torch([weight], fused=True)
-        own = of_torch.step
-        getattr(own, "__wrapped__", own)(probe)  # without the hooks that count steps
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    return True
 
 
 def _make_fused(optimizer: Optimizer) -> bool:

@@ -2,12 +2,13 @@
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from compile_sweep.schema.causes.places import is_harness, is_installed
-from compile_sweep.script.discover import Target, name_targets
+from compile_sweep.script.discover import Target, unwrapped
 
 
 def name_as_the_script_does(targets: list[Target]) -> None:
@@ -16,7 +17,7 @@ def name_as_the_script_does(targets: list[Target]) -> None:
     Those that their class does not tell apart, as three of `nn.Sequential`, are named by local variables of the script's
     functions that run, and by attributes of `self` in its methods. Call it while the script trains.
     """
-    name_targets(targets, vars(sys.modules["__main__"]))
+    _name_targets(targets, vars(sys.modules["__main__"]))
     named = Counter(target.name.partition(" ")[0] for target in targets)
     unclear = [
         target
@@ -25,7 +26,7 @@ def name_as_the_script_does(targets: list[Target]) -> None:
         and (own.__module__.startswith("torch.nn.") or named[own.__name__] > 1)
     ]
     taken = {target.name for target in targets if target not in unclear}
-    name_targets(unclear, {name: value for name, value in _local_modules().items() if name not in taken})
+    _name_targets(unclear, {name: value for name, value in _local_modules().items() if name not in taken})
 
 
 def _local_modules() -> dict[str, nn.Module]:
@@ -51,3 +52,14 @@ def _local_modules() -> dict[str, nn.Module]:
     modules = {name: value for name, value in found.items() if isinstance(value, nn.Module)}
     inside = {id(part) for module in modules.values() for at, part in module.named_modules() if at}
     return {name: module for name, module in modules.items() if id(module) not in inside}
+
+
+def _name_targets(targets: list[Target], namespace: Mapping[str, Any]) -> None:
+    """Names targets as the script does, by a variable that holds them or a module around them; otherwise by their class."""
+    modules = {name: unwrapped(value) for name, value in namespace.items() if isinstance(value, nn.Module)}
+    inner = {id(part): f"{name}.{at}" for name, module in modules.items() for at, part in module.named_modules() if at}
+    for target in targets:
+        held = (name for name, value in modules.items() if value is target.module)
+        name = next(held, inner.get(id(target.module), type(target.module).__name__))
+        taken = sum(other.name.partition(" ")[0] == name for other in targets)
+        target.name = f"{name} {taken + 1}" if taken else name

@@ -227,7 +227,7 @@ def test_an_advised_change_trains_like_eager_as_one_graph(
     advised: str, forward: Step, config: dict[str, bool], graphs: int
 ) -> None:
     table = (*breaks.BREAKS, *guards.GUARDS, *errors.ERRORS)
-    assert [cause.name for cause in table if advised in cause.advice]
+    assert [cause.name for cause in table if advised in cause.documented]
     steps = 7 if config is COUNTERS else 3
     expected, _ = trained(forward, {}, None, steps)
     gradients, found = trained(forward, config, "aot_eager", steps)

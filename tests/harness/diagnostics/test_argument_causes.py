@@ -123,9 +123,9 @@ def test_a_number_that_fixes_an_operator_is_told_what_it_is_made_and_that_leaves
 ) -> None:
     found = runs_with(before, given)
     (hit,) = found.recompile_limit_hits
-    cause, _ = cause_of_limit(hit, found.recompile_reasons)
+    cause, series = cause_of_limit(hit, found.recompile_reasons)
     assert cause is not None
-    assert (cause.name, words in cause.advice) == ("number that the forward is given", True)
+    assert (cause.name, words in named_advice(cause, series)) == ("number that the forward is given", True)
     assert is_clean(runs_with(after, [changed(value) for value in given]))
 
 
@@ -137,10 +137,10 @@ def test_a_size_that_follows_from_a_share_is_computed_outside() -> None:
         with capture_diagnostics() as found:
             for value in given:
                 compiled(net, torch.randn(4, 8), value)
-        told.append([cause_of_limit(hit, found.recompile_reasons)[0] for hit in found.recompile_limit_hits])
-    ((cause,), mended) = told
+        told.append([cause_of_limit(hit, found.recompile_reasons) for hit in found.recompile_limit_hits])
+    (((cause, series),), mended) = told
     assert cause is not None
-    assert (cause.name, "n = int(share * length)" in cause.advice) == ("number that the forward is given", True)
+    assert (cause.name, "n = int(share * length)" in named_advice(cause, series)) == ("number that the forward is given", True)
     assert mended == []
 
 

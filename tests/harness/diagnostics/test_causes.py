@@ -352,6 +352,8 @@ def test_every_cause_has_its_test() -> None:
         "state in a class",
         "break in an argument",
         "text of a number",
+        "module picked by a tensor",
+        "rows picked by torch.nn",
     }
     shown |= {"number of numpy"} if torch_version() < (2, 13) else set()  # its code does not break there
     assert shown == {cause.name for cause in breaks.BREAKS}
@@ -359,6 +361,7 @@ def test_every_cause_has_its_test() -> None:
     changed |= {"number of an optimizer"}
     changed |= {"frozen and trained parameters", "global setting of torch"}
     elsewhere |= {"number that the forward is given", "gradient read in the forward", "batches of several kinds"}
+    elsewhere |= {"one tensor under several names"}
     assert {case.cause for case in GUARDS} | changed | elsewhere == {cause.name for cause in guards.GUARDS}
 
 
@@ -400,7 +403,7 @@ def test_arguments_of_blocks_of_different_sizes_have_their_cause_and_lengths_do_
 def test_the_documentation_lists_every_cause_with_its_advice() -> None:
     text = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
     rows = [
-        f"| {cause.name} | {cause.advice} |" for cause in (*breaks.BREAKS, *guards.GUARDS, *errors.ERRORS, *errors.EXCEPTIONS)
+        f"| {cause.name} | {cause.documented} |" for cause in (*breaks.BREAKS, *guards.GUARDS, *errors.ERRORS, *errors.EXCEPTIONS)
     ]
     assert [row for row in rows if row not in text] == []
     assert text.count("\n| ") - 4 == len(set(rows)), "a row of a cause that is no more"
@@ -445,11 +448,11 @@ def test_the_buffer_for_a_number_begins_with_its_first_value() -> None:
     hit = "forward (model.py:10) hit recompile_limit 2: self.temperature == 1.998"
     advice = guards.advice_on_limit(hit, guards_that_failed)
     assert "'temperature', torch.tensor(2.0))" in advice
-    assert "self.temperature = self.temperature * 0.99;" in advice
+    assert "self.temperature = self.temperature * 0.99," in advice
     assert "'steps', torch.zeros(()))" in guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: self.steps == 7")
     rising = guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: self.beta == 0.0")
     assert "'beta', torch.tensor(0.0))" in rising
-    assert "self.beta = self.beta + 0.01;" in rising
+    assert "self.beta = self.beta + 0.01," in rising
     computed = guards.advice_on_limit("f (m.py:1) hit recompile_limit 8: min(1.0, 0.01 + self.losses[0].beta) == 0.02")
     assert "'beta', torch.tensor(…))" in computed, "the expression does not tell what it began with"
 

@@ -99,9 +99,8 @@ def test_a_graph_break_keeps_torchs_advice_and_gets_ours() -> None:
         "  code: if x.item() > 0:",
         "  hint: capture_scalar_outputs",
         "  → keep the value a tensor, x.detach() in place of x.item() and torch.where(condition, a, b) in place of `if`, or read "
-        "it after the step and not in the forward; keep the flag of a setup from the first batch as a bool of Python, "
-        "self.ready = True in place of self.ready.fill_(1), or set up before training; or try "
-        "dynamo.capture_scalar_outputs=on, which keeps the number of .item(), int() or float() in the graph",
+        "it after the step and not in the forward; or try dynamo.capture_scalar_outputs=on, which keeps the number of .item(), "
+        "int() or float() in the graph",
     ]
 
 

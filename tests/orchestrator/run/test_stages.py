@@ -26,9 +26,10 @@ from orchestrator.environment import Environment
 from orchestrator.guard.progress import Progress
 from orchestrator.run import stages as stages_module
 from orchestrator.run import sweep_folder
-from orchestrator.run.runner import Batch
+from orchestrator.run.runner import Batch, EarlyStopping
 from orchestrator.run.session import Interrupts
 from orchestrator.run.stages import Fronts, Stages
+from orchestrator.run.trial import Attempt
 from orchestrator.search import Searcher
 from orchestrator.tracking import Tracking
 
@@ -103,6 +104,26 @@ def test_a_script_fails_as_it_is_unless_it_was_ever_measured(was_measured: bool,
     assert stages.script_failure == failure
 
 
+@pytest.mark.parametrize(
+    ("label", "is_final"),
+    [
+        (Label.CRASHED, True),
+        (Label.WORKER_DIED, True),
+        (Label.BUDGET_SPENT, True),
+        (Label.OUT_OF_MEMORY, False),
+        (Label.DISK_FULL, False),
+    ],
+)
+def test_nothing_follows_where_the_script_dies_as_it_is(label: Label, is_final: bool, tmp_path: Path) -> None:
+    stages = of_script(tmp_path)
+    records.append(stages.output, recorded(AS_WRITTEN, status=label.status, label=label, reason="it died", samples_per_s=None))
+    assert stages.script_failure == ("it died" if is_final else None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stages_module, "make_runner", InstantRunner)
+        run(stages)
+    assert (len(records.read(stages.output)) == 1) is is_final
+
+
 @pytest.mark.usefixtures("instant_runner")
 def test_a_script_is_measured_as_it_is_again_after_the_other_settings(tmp_path: Path) -> None:
     stages = of_script(tmp_path)
@@ -121,6 +142,48 @@ def test_a_time_budget_keeps_what_measuring_a_script_again_takes(tmp_path: Path)
     short = of_script(tmp_path, AS_WRITTEN, SETTINGS[0], time_budget_s=1.5 * TRIAL_S)
     run(short)
     assert [record.settings_key for record in records.read(short.output)][2:] == [AS_WRITTEN.key]
+
+
+def test_a_trial_that_runs_when_the_budget_is_used_up_is_stopped_and_keeps_the_time_for_the_script_as_it_is(
+    tmp_path: Path,
+) -> None:
+    ends: dict[str, list[float]] = {}
+
+    class NotingRunner(InstantRunner):
+        def run(self, batches: Iterable[Batch]) -> None:
+            for batch in batches:
+                for setting in filter(batch.may_start, batch.settings):
+                    assert batch.ends_at is not None
+                    ends.setdefault(setting.key, []).append(batch.ends_at() - time.monotonic())
+                    records.append(self._output, recorded(setting))
+
+    stages = of_script(tmp_path, time_budget_s=10 * TRIAL_S)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stages_module, "make_runner", NotingRunner)
+        run(stages)
+    first, again = ends[AS_WRITTEN.key]
+    assert first == pytest.approx(10 * TRIAL_S, abs=30.0)
+    assert [*ends[KEYS[0]], again] == pytest.approx([10 * TRIAL_S] * 2, abs=30.0)
+    assert ends[KEYS[1]] == pytest.approx([9 * TRIAL_S], abs=30.0)
+
+
+def test_a_stopped_trial_says_that_the_budget_was_used_up_and_is_left_for_the_next_run(tmp_path: Path) -> None:
+    stages = of_script(tmp_path, AS_WRITTEN, SETTINGS[1])
+    progress = Progress(
+        trial_id="3", settings_key=KEYS[0], phase="warming-up", in_phase_s=5.0, elapsed_s=9.0, neighbors=0, stop_request=None
+    )
+    now = time.monotonic()
+    in_time = EarlyStopping(stages.output, Batch(settings=SETTINGS, may_start=lambda _: True, ends_at=lambda: now + 1e6))
+    assert not in_time.requests([progress])
+    late = EarlyStopping(stages.output, Batch(settings=SETTINGS, may_start=lambda _: True, ends_at=lambda: now - 1.0))
+    request = late.requests([progress])["3"]
+    assert not late.requests([progress]), "it is asked once"
+    verdict = Attempt(progress=replace(progress, stop_request=request)).verdict(None)  # type: ignore[arg-type]
+    assert (verdict.status, verdict.label) == (Status.STOPPED, Label.BUDGET_SPENT)
+    assert "time budget was used up" in str(verdict.reason)
+    fields = {"status": verdict.status, "label": verdict.label, "reason": verdict.reason, "samples_per_s": None}
+    records.append(stages.output, recorded(SETTINGS[0], **fields))
+    assert stages.left() == [SETTINGS[0]]
 
 
 def begun(tmp_path: Path, *, budget_s: float | None = None, **fields: Any) -> Stages:

@@ -210,3 +210,22 @@ def test_a_view_that_cannot_be_laid_out_otherwise_fails_with_every_other_lever(
     failed = CompileSettings.parse(f"scope=eager,optimizer=fused{layout}")
     reason = "RuntimeError: view size is not compatible with input tensor's size and stride (at least one dimension spans two)"
     assert fails_alike(failed, "exception", reason) == shared
+
+
+def test_what_saves_no_memory_fails_like_a_script_that_runs_out_of_it_as_it_is() -> None:
+    shared = fails_alike(CompileSettings.parse("scope=eager,as_written=on"), "out-of-memory", "out of memory") or ()
+    assert "scope" in shared
+    assert not {"optimizer", "matmul_precision", "memory_format", "as_written"} & set(shared)
+    assert fails_alike(CompileSettings.parse("scope=eager,optimizer=fused"), "out-of-memory", "out of memory") is None
+
+
+@pytest.mark.parametrize("compiles_loss", [True, False])
+def test_an_operator_that_fails_while_it_is_traced_does_so_with_another_optimizer(compiles_loss: bool) -> None:
+    """As of a recommender whose forward makes its tensors of arrays: three settings failed alike within two seconds."""
+    failed = CompileSettings.parse(f"scope=full,dynamic=auto,optimizer=fused{',compile_loss=on' if compiles_loss else ''}")
+    reason = "ScriptError: the compiler raised TorchRuntimeError: RuntimeError when making fake tensor call: expected long"
+    shared = fails_alike(failed, "compile-error", reason) or ()
+    assert {"scope", "dynamic"} < set(shared)
+    assert "optimizer" not in shared
+    assert ("compile_loss" in shared) is compiles_loss
+    assert fails_alike(failed, "compile-error", "the compiler raised InductorError: no such operator") is None

@@ -328,6 +328,15 @@ def test_a_fused_optimizer_is_proposed_unless_torch_is_known_to_have_none(known:
     assert any(step.setting.optimizer is OptimizerKind.FUSED for step in run(searching, GAINS)) is is_proposed
 
 
+@pytest.mark.parametrize("can_compile", [True, False])
+def test_a_compiled_optimizer_is_proposed_unless_its_gradients_are_sparse(can_compile: bool) -> None:
+    settings = [CompileSettings.parse(f"scope={way}") for way in ("eager", "full", "full,optimizer=compiled")]
+    searching = LeverSearch(Candidates(settings), SPEED, SCRIPT_FACTS, prior=elsewhere(GAINS))
+    tell_first(searching, {"can_compile_optimizer": can_compile})
+    steps = run(searching, {**GAINS, "compiled_optimizer=compiled": 0.28})
+    assert any(step.setting.optimizer is OptimizerKind.COMPILED for step in steps) is can_compile
+
+
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_no_optimizer_that_is_fused_is_replaced_by_another(is_fused: bool) -> None:
     searching = search(elsewhere(GAINS))
