@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch", type=int, default=64)
-parser.add_argument("--width", type=int, default=64)
+parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--pixels", type=int, default=64)
 parser.add_argument("--critics", type=int, default=5)
-parser.add_argument("--steps", type=int, default=90)
+parser.add_argument("--steps", type=int, default=45)
 parser.add_argument("--fused", action="store_true")
 parser.add_argument("--channels-last", action="store_true")
 parser.add_argument("--graph", action="store_true", help="capture a step of the critic and one of the generator by hand")
