@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compile_sweep.script.apply import captured
 from compile_sweep.script.apply.captured import CapturedModule
-from compile_sweep.script.apply.graph_recording import Recording, apart
+from compile_sweep.script.apply.graph_recording import apart
 from compile_sweep.script.job import ScriptError
 
 on_gpu = pytest.mark.gpu
@@ -396,7 +396,7 @@ def test_ever_new_values_end_eagerly() -> None:
 
 def test_what_cannot_be_captured_is_said_with_what_helps() -> None:
     class Fails(Recorder):
-        def record(self, *_: Any) -> Recording:
+        def record(self, *_: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     net = Net()
@@ -440,20 +440,20 @@ def test_recurrent_layers_with_dropout_are_captured_for_one_kind_of_call() -> No
 
 def test_results_that_get_no_gradient_cost_none() -> None:
     """A model's logits beside its loss: their gradient would be zeros, as large as they are."""
-    net, seen = Net(), list[list[int]]()
+    net, recorder = Net(), Recorder()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=recorder)
 
-    class Notes(Recorder):
-        def record(self, run: Any, uses: Sequence[int], wanted: Any, pool: Any) -> Recording:
-            seen.append(list(uses))
-            return super().record(run, uses, wanted, pool)
+    def captured_with() -> list[list[tuple[int, ...]]]:
+        return [[request.given for request in sequence] for sequence in call._kinds[0].requests.sequences]
 
-    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Notes())
     for _ in range(3):
         call(torch.ones(4, 6))["logits"].sum().backward()
-    assert seen == [[1, 0]]
+    assert captured_with() == [[(0,)]]
+    assert recorder.recorded_gradients == 1
     for _ in range(2):
         call(torch.ones(4, 6))["hidden"].sum().backward()
-    assert seen == [[1, 0], [1, 1]], "captured anew once another result has a gradient"
+    assert captured_with() == [[(0, 1)]]
+    assert recorder.recorded_gradients == 2, "captured anew once another result has a gradient"
 
 
 def test_gradients_of_two_parameters_share_no_memory() -> None:

@@ -119,7 +119,7 @@ def test_what_is_captured_stays_so_when_many_shapes_follow() -> None:
 
 def test_a_capture_that_fails_is_said_with_what_helps() -> None:
     class Fails(Recorder):
-        def record_forward(self, *_: Any) -> Any:
+        def record(self, *_: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     net = nn.Linear(6, 3)

@@ -22,9 +22,9 @@ from compile_sweep.contract.installed_torch import private
 from compile_sweep.harness.diagnostics.capture import Diagnostics
 from compile_sweep.schema.causes.errors import CACHE
 from compile_sweep.schema.choices import MOST_CAPTURED_SHAPES
-from compile_sweep.script.apply.captured_graph import Function, Replayed, Slot, capture_call, watched
-from compile_sweep.script.apply.derivatives import Derivatives
+from compile_sweep.script.apply.captured_graph import Function, Slot
 from compile_sweep.script.apply.forward_graphs import ForwardGraphs
+from compile_sweep.script.apply.gradient_requests import GradientRequests
 from compile_sweep.script.apply.graph_memory import copied_out, wrap_call
 from compile_sweep.script.apply.graph_recording import GraphRecorder, is_recording
 from compile_sweep.script.apply.module_call import (
@@ -58,10 +58,8 @@ class _Kind:
     """Calls of one kind."""
 
     described: Kind
-    uses: list[int]
-    """How often each result of the first call got a gradient from the script; empty if none could."""
     function: Function
-    derivatives: Derivatives
+    requests: GradientRequests
 
 
 class CapturedModule:
@@ -118,34 +116,31 @@ class CapturedModule:
             return self._first(described, Form.of(leaves, structure), args, kwargs)
         self._num_changed = 0
         kind = self._kinds[number]
-        if not kind.uses:
+        if not kind.requests.are_possible:
             return self._without_gradients(args, kwargs)
-        if not any(kind.uses):
+        if not kind.requests.are_made:
             return call.inner(*args, **kwargs)
         given = tensors_among(leaves)
-        if kind.derivatives.are_taken:
-            if kind.derivatives.learned():
-                self._forget(number)
-            if not kind.derivatives.sequences:
-                found = kind.derivatives.watched(given)
-                return kind.function.form.filled(found)
-        slot = next((one for one in self._slots if one.is_free), None)
-        if slot is None:
+        if kind.requests.learned(given):
+            for slot in self._slots:
+                slot.graphs.pop(number, None)
+        if not kind.requests.sequences:
+            found = kind.requests.watched(given)
+            return kind.function.form.filled(found)
+        free = next((one for one in self._slots if one.is_free), None)
+        if free is None:
             if len(self._slots) == self._most_pending:
                 return self._eagerly(f"more than {self._most_pending} of its calls wait for their backward pass", args, kwargs)
-            self._slots.append(slot := Slot(self._recorder.new_pool()))
-        if number not in slot.graphs:
-            if len(slot.graphs) == MOST_CAPTURED_SHAPES:
+            self._slots.append(free := Slot(self._recorder.new_pool()))
+        if number not in free.graphs:
+            if len(free.graphs) == MOST_CAPTURED_SHAPES:
                 return self._eagerly(f"it is called in more than {MOST_CAPTURED_SHAPES} ways, by shapes or values", args, kwargs)
-            if kind.derivatives.are_taken:
-                made: Replayed | str = kind.derivatives.captured(self._recorder, given, kind.uses, slot)
-            else:
-                made = capture_call(kind.function, self._recorder, given, kind.uses, slot, partial(self._learn, number))
+            made = kind.requests.captured(self._recorder, given, free)
             if isinstance(made, str):
                 return self._eagerly(self._refuse(made), args, kwargs)
-            slot.add(number, made)
+            free.add(number, made)
             self._captured(self._name)
-        return kind.function.form.filled(slot.graphs[number].replayed(given))
+        return kind.function.form.filled(free.graphs[number].replayed(given))
 
     def _first(self, described: Kind, arguments: Form, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and notes which of its results get a gradient: a model's logits need none beside its loss."""
@@ -170,24 +165,9 @@ class CapturedModule:
             if results[place].requires_grad:
                 results[place] = results[place].clone()  # the module itself may use the result, too
         function = Function(self._call, described.autocast, arguments)
-        derivatives = Derivatives(function)
-        uses = watched([results[place] for place in places], derivatives.note)
-        self._kinds.append(_Kind(described=described, uses=uses, function=function, derivatives=derivatives))
+        requests = GradientRequests(function, [results[place] for place in places])
+        self._kinds.append(_Kind(described=described, function=function, requests=requests))
         return pytree.tree_unflatten(results, structure)
-
-    def _learn(self, number: int, places: Sequence[int], again: bool) -> None:
-        """Notes what the graphs of a kind of call do not compute, so that its next call is captured anew."""
-        kind = self._kinds[number]
-        for place in places:
-            kind.uses[place] += 1
-        if again:
-            kind.derivatives.note()
-        if places or again:
-            self._forget(number)
-
-    def _forget(self, number: int) -> None:
-        for slot in self._slots:
-            slot.graphs.pop(number, None)
 
     def _refuse(self, reason: str) -> str:
         """Captures the module's parts from now on, unless calls of the whole were captured before; returns the reason."""

@@ -1,10 +1,9 @@
-"""A captured call as autograd sees it: CUDA graphs that are replayed, and what happens where they do not suffice."""
+"""What a captured call is made of, and which gradients autograd goes on with."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -13,10 +12,7 @@ from torch import Tensor, nn
 from compile_sweep.contract.installed_torch import private
 from compile_sweep.script.apply.graph_memory import copy_gradients
 from compile_sweep.script.apply.graph_recording import (
-    GraphRecorder,
-    Recording,
     distributions_not_validated,
-    forward_and_backward,
     generator_state,
     on_side_stream,
     recording,
@@ -27,7 +23,6 @@ from compile_sweep.script.apply.module_call import (
     SETTING,
     Form,
     ModuleCall,
-    captured,
     tensors_among,
     unsuitable,
     why_a_trial_run_failed,
@@ -35,9 +30,6 @@ from compile_sweep.script.apply.module_call import (
 from compile_sweep.script.job import ScriptError
 
 Gradients = Sequence[Tensor | None]
-
-Learn = Callable[[Sequence[int], bool], None]
-"""Notes which results got a gradient that the call was not captured with, and whether gradients are differentiated again."""
 
 
 class Function:
@@ -53,6 +45,8 @@ class Function:
         self.call, self._autocast, self._arguments = call, autocast, arguments
         self.form = arguments
         """That of its latest results."""
+        self.token = torch.empty(0, device=call.device)
+        """What nodes of autograd depend on for their order alone."""
         self.refused = ""
         """Why its latest results cannot be captured; empty if they can."""
 
@@ -64,63 +58,17 @@ class Function:
         self.form, self.refused = Form.of(found, structure), unsuitable(found, "returns", self.call.device)
         return tensors_among(found)
 
-    def gradients(
-        self,
-        tensors: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        given: Gradients,
-        needed: Sequence[bool],
-        *,
-        create_graph: bool,
-    ) -> tuple[Tensor | None, ...]:
-        """Runs it, and returns the gradients that are needed, of the tensors that it is given and of the trained weights."""
-        pairs = zip(self.called(tensors), given, strict=True)
-        used = [(one, gradient) for one, gradient in pairs if gradient is not None]
-        wanted = [one for one, is_needed in zip((*tensors, *weights), needed, strict=True) if is_needed]
-        outputs, gradients = [one for one, _ in used], [gradient for _, gradient in used]
-        return torch.autograd.grad(outputs, wanted, gradients, allow_unused=True, create_graph=create_graph)
-
 
 class Waiting:
-    """Stands for a call whose backward passes are yet to come; it lives as long as what the call returned."""
+    """Stands for a call of which more may be asked; it lives as long as what the call returned."""
 
-    def __init__(self, num_backward: int) -> None:
-        self.num_left = num_backward
-
-
-@dataclass(slots=True, kw_only=True)
-class Graph:
-    """A captured call."""
-
-    inputs: Sequence[Tensor]
-    """Memory that the call's tensors are copied to."""
-    parameters: Sequence[nn.Parameter]
-    recording: Recording
-    have_gradients: Sequence[bool]
-    """Which of the results depend on something that is trained."""
-    num_backward: int
-    """Number of backward passes through one call: more than one with `retain_graph=True`."""
-    slot: "Slot"
-    function: Function
-    draws: bool
-    """Whether it draws random numbers on the GPU."""
-    learn: Learn
-
-    @property
-    def gradients(self) -> Sequence[Tensor | None]:
-        """Memory of the gradients of weights."""
-        return self.recording.gradients
-
-    def replayed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the results of a call with these tensors."""
-        self.slot.copy_gradients(self.parameters)
-        waiting = Waiting(self.num_backward)
-        found = _Replay.apply(self, waiting, *tensors, *self.parameters)  # type: ignore[no-untyped-call, unused-ignore]
-        return cast(tuple[Tensor, ...], found)
+    def __init__(self) -> None:
+        self.is_over = False
+        """Whether all has been asked that was expected."""
 
 
 class Replayed(Protocol):
-    """A captured call, whatever of it was captured."""
+    """A captured call."""
 
     @property
     def gradients(self) -> Iterable[Tensor | None]:
@@ -152,7 +100,7 @@ class Slot:
 
     @property
     def is_free(self) -> bool:
-        return self.latest is None or self.latest.num_left <= 0
+        return self.latest is None or self.latest.is_over
 
     def add(self, number: int, graph: Replayed) -> None:
         """Adds the graph of a kind of call."""
@@ -162,64 +110,6 @@ class Slot:
     def copy_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Copies gradients of parameters out of the graphs' memory."""
         copy_gradients(one for one in parameters if one.grad is not None and one.grad.data_ptr() in self.gradients)
-
-
-class _Replay(torch.autograd.Function):
-    """A captured call as autograd sees it."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: Graph, waiting: Waiting, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given, recording = tensors[: len(graph.inputs)], graph.recording
-        if given:
-            torch._foreach_copy_(list(graph.inputs), list(given))
-        ctx.drawn = generator_state(graph.function.call.device) if graph.draws else None
-        recording.forward.replay()
-        graph.slot.latest = waiting
-        ctx.graph, ctx.waiting, ctx.are_leaves = graph, waiting, [one.is_leaf for one in given]
-        ctx.given, ctx.versions = given, versions_of(given)
-        ctx.set_materialize_grads(False)
-        outputs = tuple(one.detach() for one in recording.outputs)
-        ctx.mark_non_differentiable(*(one for one, known in zip(outputs, graph.have_gradients, strict=True) if not known))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        graph, waiting = cast(Graph, ctx.graph), cast(Waiting, ctx.waiting)
-        is_repeated = waiting.num_left < graph.num_backward
-        recording = graph.recording
-        pairs = enumerate(zip(recording.output_gradients, given, strict=True))
-        more = [place for place, (memory, gradient) in pairs if memory is None and gradient is not None]
-        is_lost = graph.slot.latest is not waiting or (is_repeated and graph.num_backward == 1)
-        if (again := torch.is_grad_enabled()) or is_lost or more:
-            waiting.num_left -= 1
-            graph.learn(more, again)
-            return None, None, *_not_captured(ctx, given)
-        for memory, gradient in zip(recording.output_gradients, given, strict=True):
-            if memory is not None:
-                memory.zero_() if gradient is None else memory.copy_(gradient)
-        recording.backward.replay()
-        waiting.num_left -= 1
-        found = iter(recording.gradients)
-        of_inputs = [next(found) if one.requires_grad else None for one in graph.inputs]
-        copied = graph.num_backward > 1 or not accumulates(ctx.next_functions)
-        of_inputs = [held(one, copied=copied or leaf) for one, leaf in zip(of_inputs, ctx.are_leaves, strict=True)]
-        return None, None, *of_inputs, *(held(one, copied=copied) for one in found)
-
-
-def _not_captured(ctx: Any, given: Gradients) -> Gradients:
-    """Returns gradients that the graph of the backward pass cannot compute: the call runs again, as it is.
-
-    They are differentiated again, or those of results that had no gradient at first, or of a backward pass that is repeated.
-    """
-    graph, tensors = cast(Graph, ctx.graph), cast(Sequence[Tensor], ctx.given)
-    needed = [one.requires_grad for one in (*tensors, *graph.parameters)]
-    if again := torch.is_grad_enabled():
-        needed = are_needed(needed, ctx.next_functions)
-    else:
-        tensors = as_leaves(tensors)
-    with run_again(graph.function.call, ctx.given, ctx.versions, ctx.drawn):
-        found = graph.function.gradients(tensors, graph.parameters, given, needed, create_graph=again)
-    return spread(found, needed)
 
 
 @contextmanager
@@ -245,26 +135,6 @@ def run_again(call: ModuleCall, given: Sequence[Tensor], versions: Sequence[int]
 def as_leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Returns tensors on the same memory that are leaves for autograd."""
     return [one.detach().requires_grad_(one.requires_grad) for one in tensors]
-
-
-def watched(results: Sequence[Tensor], again: Callable[[], None]) -> list[int]:
-    """Returns how often each result has got a gradient, counted from now on; empty if none can.
-
-    Args:
-        results: The results.
-        again: Called if the gradients may be differentiated again.
-    """
-    uses = [0] * len(results) if any(one.requires_grad for one in results) else []
-
-    def note(number: int, _: Tensor) -> None:
-        uses[number] += 1
-        if torch.is_grad_enabled():
-            again()
-
-    for number, one in enumerate(results):
-        if one.requires_grad:
-            one.register_hook(partial(note, number))
-    return uses
 
 
 def spread(found: Gradients, needed: Sequence[bool]) -> Gradients:
@@ -326,9 +196,8 @@ class CallMemory:
         self.parameters = [one for one in self._call.parameters if one.requires_grad]
         self._stand_ins = {one: _stand_in(one) for one in self._call.parameters}
         self.trained = [self._stand_ins[one] for one in self.parameters]
-        self.wanted = [*(one for one in self.inputs if one.requires_grad), *self.trained]
-        self.have_gradients: Sequence[bool] = []
-        """Which of the results depend on something that is trained."""
+        self.may_need = tuple(one.requires_grad for one in (*self.inputs, *self.parameters))
+        """Which of the call's tensors and trained weights may need a gradient."""
         self.draws = False
         """Whether it draws random numbers on the GPU."""
 
@@ -338,28 +207,21 @@ class CallMemory:
             return self.function.called(self.inputs)
 
     @contextmanager
-    def tried(self, uses: Sequence[int], more: Callable[[], object] = lambda: None) -> Iterator[str]:
-        """Runs a call and its backward pass as a trial, and undoes in the end what they and the block changed.
+    def tried(self, trial: Callable[[], str]) -> Iterator[str]:
+        """Runs a trial of all that is to be captured, and undoes in the end what it and the block changed.
 
         Args:
-            uses: How often each result gets a gradient.
-            more: What else is to be captured.
+            trial: Says why its gradients cannot be captured; empty if they can.
 
         Yields:
             Why the call cannot be captured; empty if it can.
         """
         call, before = self._call, versions_of(self.inputs)
-
-        def trial() -> tuple[list[bool], str]:
-            found = forward_and_backward(self.run, uses, self.wanted, self.parameters)
-            more()
-            return found
-
         with call.put_back() as changed, recording(), distributions_not_validated():
             drawn = generator_state(call.device)
             failed, reason = "", ""
             try:
-                self.have_gradients, reason = on_side_stream(call.device, trial)
+                reason = on_side_stream(call.device, trial)
             except Exception as error:
                 failed = why_a_trial_run_failed(error)
             self.draws = drawn is not None and not torch.equal(drawn, cast(Tensor, generator_state(call.device)))
@@ -369,38 +231,6 @@ class CallMemory:
             if before != versions_of(self.inputs):
                 reason = reason or "it changes its arguments in place"
             yield reason
-
-
-def capture_call(
-    function: Function, recorder: GraphRecorder, given: Sequence[Tensor], uses: Sequence[int], slot: Slot, learn: Learn
-) -> Graph | str:
-    """Captures a call of a function; returns why if it cannot be.
-
-    Args:
-        function: The function; it ran before.
-        recorder: Captures it.
-        given: Tensors that a call was given.
-        uses: How often each result gets a gradient.
-        slot: Where the graphs' memory is.
-        learn: Notes what the graph does not compute.
-    """
-    memory = CallMemory(function, given)
-    with memory.tried(uses) as reason:
-        if reason:
-            return reason
-        with captured(function.call.module):
-            made = recorder.record(memory.run, uses, memory.wanted, slot.pool)
-    return Graph(
-        inputs=memory.inputs,
-        parameters=memory.parameters,
-        recording=made,
-        have_gradients=memory.have_gradients,
-        num_backward=max(uses),
-        slot=slot,
-        function=function,
-        draws=memory.draws,
-        learn=learn,
-    )
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:

@@ -94,5 +94,5 @@ class ForwardGraphs:
                 return None
             self._pool = self._pool or self._recorder.new_pool()
             with captured(call.module):
-                graph, outputs = self._recorder.record_forward(run, call.device, self._pool)
+                graph, outputs = self._recorder.record(run, call.device, self._pool)
         return _Forward(inputs=inputs, graph=graph, outputs=outputs, results=Form.of(results, outer))

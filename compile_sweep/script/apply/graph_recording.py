@@ -1,9 +1,8 @@
-"""Records what a call computes, and its gradients, as two CUDA graphs."""
+"""Records what a call computes, and its gradients, as CUDA graphs."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,39 +11,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 Run = Callable[[], Sequence[Tensor]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """What was captured: two graphs and the memory that they read and write."""
-
-    forward: Any
-    """Has a method `replay`, which computes `outputs`."""
-    backward: Any
-    """Has a method `replay`, which computes `gradients` from `output_gradients`."""
-    outputs: Sequence[Tensor]
-    output_gradients: Sequence[Tensor | None]
-    """One for each output; None for an output that no gradient is expected for."""
-    gradients: Sequence[Tensor | None]
-    """One for each tensor whose gradient was asked for; None for one that the outputs do not depend on."""
-
-
-def forward_and_backward(
-    run: Run, uses: Sequence[int], wanted: Sequence[Tensor], unwanted: Sequence[Tensor]
-) -> tuple[list[bool], str]:
-    """Runs a call and its backward pass.
-
-    Returns:
-        Which results depend on something that is trained; why a graph cannot compute the gradients, empty if it can.
-    """
-    outputs = run()
-    used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
-    with torch.autocast(wanted[0].device.type, enabled=False):
-        found = torch.autograd.grad(used, [*wanted, *unwanted], [torch.zeros_like(one) for one in used], allow_unused=True)
-    reason = "it also holds weights outside of its modules" if any(one is not None for one in found[len(wanted) :]) else ""
-    if any(one is not None and one.layout is not torch.strided for one in found):
-        reason = "it has sparse gradients"
-    return [one.requires_grad for one in outputs], reason
 
 
 @cache
@@ -147,42 +113,27 @@ class GraphRecorder:
         """Returns a pool of memory for graphs."""
         return torch.cuda.graph_pool_handle()
 
-    def record(self, run: Run, uses: Sequence[int], wanted: Sequence[Tensor], pool: Any) -> Recording:
-        """Captures a function and its gradients.
-
-        Args:
-            run: The function.
-            uses: How often each result gets a gradient.
-            wanted: Tensors whose gradients are computed.
-            pool: Memory for both graphs.
-        """
-        stream = _side_stream(wanted[0].device)
-        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            outputs = run()
-        used = [one for one, is_used in zip(outputs, uses, strict=True) if is_used]
-        given = [torch.zeros_like(one) for one in used]
-        with (
-            torch.cuda.graph(backward, pool=pool, stream=stream, capture_error_mode="thread_local"),
-            torch.autocast("cuda", enabled=False),
-        ):
-            found = torch.autograd.grad(used, wanted, given, allow_unused=True, retain_graph=max(uses) > 1)
-            gradients = apart(found, given)
-        rest = iter(given)
-        return Recording(
-            forward=forward,
-            backward=backward,
-            outputs=[one.detach() for one in outputs],  # without the autograd graph
-            output_gradients=[next(rest) if is_used else None for is_used in uses],
-            gradients=gradients,
-        )
-
-    def record_forward(self, run: Run, device: torch.device, pool: Any) -> tuple[Any, Sequence[Tensor]]:
-        """Captures a function alone; returns its graph and the memory of its results."""
+    def record(self, run: Run, device: torch.device, pool: Any) -> tuple[Any, list[Tensor]]:
+        """Captures a function; returns its graph and the memory of its results."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=_side_stream(device), capture_error_mode="thread_local"):
             outputs = run()
-        return graph, outputs
+        return graph, [one.detach() for one in outputs]  # without the autograd graph
+
+    def record_gradients(
+        self, run: Callable[[], Sequence[Tensor | None]], device: torch.device, pool: Any
+    ) -> tuple[Any, list[Tensor | None]]:
+        """Captures a function that computes gradients; returns its graph and their memory."""
+        found: list[bool] = []
+
+        def without_none() -> list[Tensor]:
+            gradients = run()
+            found[:] = [one is not None for one in gradients]
+            return [one for one in gradients if one is not None]
+
+        graph, memory = GraphRecorder.record(self, without_none, device, pool)
+        rest = iter(memory)
+        return graph, [next(rest) if is_found else None for is_found in found]
 
 
 def apart(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor | None]:
