@@ -468,8 +468,11 @@ def _is_list_of_images(value: Any) -> bool:
 
 
 def _largest_first(value: Any) -> Any:
-    """Returns a mapping with its largest tensors first: of an image detector's batch, the images, not their boxes."""
-    if not isinstance(value, Mapping):
+    """Returns a mapping with its largest tensors first: of an image detector's batch, the images, not their boxes.
+
+    Texts decide where there are some, since a text may come with several images.
+    """
+    if not isinstance(value, Mapping) or "input_ids" in value:
         return value
     return dict(sorted(value.items(), key=lambda item: -item[1].numel() if isinstance(item[1], Tensor) else 0))
 
@@ -501,7 +504,7 @@ def size_of(args: Any, kwargs: Any, *, is_time_first: bool = False, module: nn.M
     """
     names = () if module is None else _names_of_arguments(cast(Any, type(module)))
     named = {names[index] if index < len(names) else str(index): value for index, value in enumerate(args)} | kwargs
-    if images := next(filter(_is_list_of_images, named.values()), None):
+    if _is_list_of_images(images := next(iter(named.values()), None)):  # not the states of a recurrent layer, which come later
         return len(images), len(images)
     if next(tensors_in(named), None) is None:  # the forward makes tensors of arrays itself
         named = {name: torch.from_numpy(value) for name, value in named.items() if _is_array(value)}
