@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from copy import deepcopy
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -457,7 +457,7 @@ _NOT_BATCHES = ("edge_index", "edge_label_index", "adj_t", "offsets", "time_idx"
 _OF_TOKENS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-def _is_list_of_images(value: Any) -> bool:
+def _is_list_of_images(value: Any) -> TypeGuard[Sequence[Tensor]]:
     """Tells whether this is a list of images of one or three channels, each of its own size."""
     return (
         isinstance(value, list | tuple)

@@ -213,6 +213,18 @@ def test_a_backward_pass_to_one_layer_computes_no_more() -> None:
     assert [sum(request.needed) for request in sequence] == [1, 1, 6]
 
 
+def test_gradients_of_results_are_kept_no_longer_than_they_are_needed() -> None:
+    """Those of a language model's logits take gigabytes, and a script holds its loss until the next one is there."""
+    net = Field()
+    call = CapturedModule(net, net._call_impl, lambda reason: None, recorder=Recorder())
+    for _ in range(4):
+        result = call(torch.randn(9, 2))
+        result.square().sum().backward(retain_graph=True)
+        result.sum().backward()
+    history = result.grad_fn.run._history  # type: ignore[union-attr]
+    assert [len(given) for _, given in history] == [0, 0]
+
+
 @pytest.mark.parametrize("step", [critic, seldom])
 def test_what_changes_its_state_does_so_once_a_step(step: Step) -> None:
     """Where a step asks for what was not captured, its call is computed anew, which must not count a batch twice."""

@@ -7,9 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from compile_sweep.script.apply.captured_graph import (
-    Function,
-)
+from compile_sweep.script.apply.captured_graph import Function
 from compile_sweep.script.apply.module_call import unsuitable
 
 

@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile_sweep.script.apply.captured_graph import (
-    CallMemory,
-    Function,
-    Replayed,
-    Slot,
-    Waiting,
-)
+from compile_sweep.script.apply.captured_graph import CallMemory, Function, Replayed, Slot, Waiting
 from compile_sweep.script.apply.computed_gradients import Computed, Request, RequestSequence, RequestTree
 from compile_sweep.script.apply.graph_recording import GraphRecorder, apart
 from compile_sweep.script.apply.module_call import captured

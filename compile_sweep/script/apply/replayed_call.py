@@ -7,7 +7,7 @@ tensors and weights from them.
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -108,7 +108,8 @@ class Pass:
         self.function, self._passes, self.chain = function, passes, chain
         self.waiting = Waiting()
         self.requests: list[Request] = []
-        self._given: list[Sequence[Tensor]] = []
+        self._history: list[tuple[Request, Sequence[Tensor]]] = []
+        """What it takes to compute again what was asked up to now."""
         self._next: Sequence[Step] = chain.first if chain else ()
         self._computed: Computed | None = None
         self._firsts, self._num_results = [0], 0
@@ -190,7 +191,9 @@ class Pass:
         self._pending, self._is_first = {}, False
         answers, have_gradients = self._answer(request, given)
         self.requests.append(request)
-        self._given.append([one.detach() for one in given])
+        if node == 0 and not again:  # what follows does not depend on it, and its gradients may be large
+            request, given = replace(request, given=(), tracked=()), []
+        self._history.append((request, [one.detach() for one in given]))
         self._firsts.append(self._num_results)
         tokens = [token, *self._tokens]
         if node == 0:
@@ -228,7 +231,7 @@ class Pass:
         made = Computed(self.function, as_leaves(self.tensors), self._weights)
         with run_again(self.function.call, self.tensors, self._versions, self._drawn):
             made.start()
-            for request, given in zip(self.requests, self._given, strict=True):
+            for request, given in self._history:
                 made.answer(request, _with_gradients(given, request))
         return made
 
