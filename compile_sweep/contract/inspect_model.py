@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
@@ -447,7 +448,8 @@ def tensors_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 def shapes_of(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
     """Returns the shape of each tensor of a call; of a nested tensor, the number of its elements."""
-    named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+    every = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+    named = {name: _with_attributes(value) for name, value in every.items()}
     return tuple((tensor.numel(),) if tensor.is_nested else tuple(tensor.shape) for _, tensor in tensors_in(named))
 
 
@@ -467,13 +469,27 @@ def _is_list_of_images(value: Any) -> TypeGuard[Sequence[Tensor]]:
     )
 
 
+def _with_attributes(value: Any) -> Any:
+    """Returns a batch that is an object of a class of its own, such as a dataclass, as a mapping of the tensors it holds."""
+    if isinstance(value, Tensor | Mapping | list | tuple | nn.Module | type) or value is None:
+        return value
+    names = [
+        *getattr(value, "__dict__", ()),
+        *(one.name for one in (fields(value) if is_dataclass(value) else ())),
+    ]  # of slots, too
+    held = {name: one for name in dict.fromkeys(names) if isinstance(one := getattr(value, name, None), Tensor)}
+    return held or value
+
+
 def _largest_first(value: Any) -> Any:
     """Returns a mapping with its largest tensors first: of an image detector's batch, the images, not their boxes.
 
     Texts decide where there are some, since a text may come with several images.
     """
-    if not isinstance(value, Mapping) or "input_ids" in value:
+    if not isinstance(value, Mapping):
         return value
+    if "input_ids" in value:
+        return {"input_ids": value["input_ids"], **value}
     return dict(sorted(value.items(), key=lambda item: -item[1].numel() if isinstance(item[1], Tensor) else 0))
 
 
@@ -496,13 +512,15 @@ def size_of(args: Any, kwargs: Any, *, is_time_first: bool = False, module: nn.M
 
     A batch of texts has integers in two dimensions, the samples' first. Ids of other kinds, such as a recommender's by feature
     and a graph's edges, count as no tokens; then there are as many as samples. A list of images is a batch, as of torchvision's
-    detection models, and of a mapping the largest tensor decides. Where there are no tensors, arrays of numpy count.
+    detection models, and of a mapping, or an object with tensors as attributes, the largest tensor decides. Where there are no
+    tensors, arrays of numpy count.
 
     Args:
         is_time_first: Whether samples are the second dimension, as by default of torch's recurrent layers and transformers.
         module: The module that is called, whose arguments have names.
     """
     names = () if module is None else _names_of_arguments(cast(Any, type(module)))
+    args, kwargs = [*map(_with_attributes, args)], {name: _with_attributes(value) for name, value in kwargs.items()}
     named = {names[index] if index < len(names) else str(index): value for index, value in enumerate(args)} | kwargs
     if _is_list_of_images(images := next(iter(named.values()), None)):  # not the states of a recurrent layer, which come later
         return len(images), len(images)

@@ -96,7 +96,9 @@ class WorkloadFacts:
     shapes_recur: bool | None = None
     """Whether the shapes of a script's batches come again soon, which CUDA graphs need; None if that is not known."""
     autocasts: bool = False
-    """Whether a step on a GPU runs under autocast."""
+    """Whether the products of a step on a GPU have less than float32's precision anyway: by autocast, weights of 16 bits, or
+    TF32. Of a script its first trial tells, since many have an option for it that is off.
+    """
     has_loader: bool = False
     """Whether it has an input pipeline for `--pipeline real`."""
     folder: str | None = None

@@ -6,9 +6,11 @@ duration.
 """
 
 import math
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,10 +69,17 @@ class StepClock:
         self._is_waiting = False
         self.behind_ms = 0.0
         """Milliseconds that the device still worked when the last steps were launched."""
+        self.idle_share = 0.0
+        """Fraction of the last steps' time that this thread slept outside of a `DataLoader`, as in `time.sleep`."""
+        self._began_at = 0.0
+        self._threads: dict[str, tuple[int, int]] = {}  # at the beginning of what is timed
+        self._ran_ns = self._waited_ns = 0
+        self._active_ms = 0.0  # that this thread ran or could have run
 
     def start(self) -> None:
         """Starts timing at the beginning of a step; earlier steps are forgotten."""
         self._steps = []
+        self._threads, self._began_at = _thread_times(), time.perf_counter()
         self._now = _Open(self._mark())
 
     def step(self, size: tuple[int, int]) -> None:
@@ -105,6 +114,8 @@ class StepClock:
         launched = time.perf_counter()
         synchronize(self._device)
         self.behind_ms = 1e3 * (time.perf_counter() - launched)
+        elapsed_ms = 1e3 * (time.perf_counter() - self._began_at)
+        self._count_waits_for_cores()
         times = [
             StepTime(
                 ms=self._between(one.began, one.ended),
@@ -117,6 +128,8 @@ class StepClock:
             )
             for one in self._steps
         ]
+        idle_ms = elapsed_ms - self._active_ms - sum(one.wait_ms for one in times)
+        self.idle_share = max(0.0, idle_ms / elapsed_ms) if self._active_ms else 0.0
         self._steps, self._now = [], None
         return times
 
@@ -134,6 +147,23 @@ class StepClock:
             if self._now is not None:
                 self._now.waits.append((before, self._mark()))
 
+    @property
+    def core_wait_share(self) -> float:
+        """Fraction of the time that this process's threads could have run in the last pass and others had their cores.
+
+        0 if the kernel does not tell. Processes of a `DataLoader` are others, too.
+        """
+        return self._waited_ns / max(1, self._ran_ns + self._waited_ns)
+
+    def _count_waits_for_cores(self) -> None:
+        before, self._ran_ns, self._waited_ns, self._active_ms = self._threads, 0, 0, 0.0
+        for thread, (ran, waited) in _thread_times().items():
+            ran_before, waited_before = before.get(thread, (0, 0))
+            self._ran_ns += max(0, ran - ran_before)
+            self._waited_ns += max(0, waited - waited_before)
+            if int(thread) == threading.get_native_id() and thread in before:
+                self._active_ms = (ran - ran_before + waited - waited_before) / 1e6
+
     def _mark(self) -> Any:
         if self._device.type != "cuda":
             return time.perf_counter()
@@ -143,6 +173,21 @@ class StepClock:
 
     def _between(self, before: Any, after: Any) -> float:
         return float(before.elapsed_time(after)) if self._device.type == "cuda" else 1e3 * (after - before)
+
+
+def _thread_times() -> dict[str, tuple[int, int]]:
+    """Returns the nanoseconds that each of this process's threads ran and waited for a core; none if the kernel tells none."""
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        threads = os.listdir("/proc/self/task")
+    except OSError:
+        return found
+    for thread in threads:
+        with suppress(OSError, ValueError):  # the thread has ended, or the kernel has no schedstat
+            with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+                ran, waited, _ = file.read().split()
+            found[thread] = int(ran), int(waited)
+    return found
 
 
 def interrupting(clock: Callable[[], StepClock | None], inner: Callable[..., Any]) -> Callable[..., Any]:

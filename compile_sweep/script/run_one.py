@@ -67,7 +67,11 @@ class Reporter:
 
     def on_first_pass(self, session: Session) -> None:
         """Reports the first timed pass."""
-        self._tell(early=session_results.early(session), data_wait_share=session_results.data_wait_share(session))
+        self._tell(
+            early=session_results.early(session),
+            data_wait_share=session_results.data_wait_share(session),
+            not_finite=session_results.not_finite(session),
+        )
 
     def on_over(self, session: Session) -> None:
         """Writes the outcome when everything is found, or there is an error."""
@@ -96,6 +100,7 @@ class Reporter:
                 bundle = torch.compiler.save_cache_artifacts()
                 (self._folder / BUNDLE).write_bytes(bundle[0] if bundle else b"")
                 found["cache_use"] = self.use.to_dict()
+            found["core_wait_share"] = 0.0 if stream is None else max(stream.core_wait_shares, default=0.0)
             found["losses"] = [float(loss) for loss in session.losses]
             found["unsynchronized_kernels"] = unsynchronized_kernels_of_this_process()
             found["changed_in_classes"] = session.changed_in_classes

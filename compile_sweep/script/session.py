@@ -532,7 +532,7 @@ class Session:
             self._stage = self._warming_up
             return
         self.stream.take(times)
-        self.stream.behind_ms.append(self._clock.behind_ms)
+        self.stream.note(self._clock)
         # What runs eagerly is measured to its end, because the reason for that says more than the speed.
         if self.stream.begins_to_show() and not self.diagnostics.tells_more_than_speed:
             self._on_first_pass(self)

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from compile_sweep.contract.inspect_model import calls_attention, facts_of_blocks, preferred_memory_format
+from compile_sweep.contract.precision import matmul_precision
 from compile_sweep.harness import memory, steady
 from compile_sweep.schema.causes.errors import GRAPHS_MEMORY
-from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, SdpaKernel
+from compile_sweep.schema.choices import COMPILED_OPTIMIZERS, MatmulPrecision, SdpaKernel
 from compile_sweep.schema.outcome import MAX_DATA_WAIT_SHARE, SCRIPT_PIPELINE
 from compile_sweep.schema.part_settings import left_out
 from compile_sweep.schema.record import Measurement
@@ -92,6 +93,17 @@ def data_wait_share(session: Session) -> float:
     return _stream(session).wait_share
 
 
+def not_finite(session: Session) -> str | None:
+    """Says that the script's own loss is not finite, with nothing compiled; None if it is, or training goes on after it."""
+    losses = [float(loss) for loss in session.losses]
+    if _compiles(session) or not losses or math.isfinite(losses[-1]):
+        return None
+    value = "NaN" if math.isnan(losses[-1]) else "infinite"
+    number = sum(not math.isfinite(loss) for loss in losses)
+    steps = "the only timed step" if len(losses) == 1 else f"{number} of {len(losses)} timed steps"
+    return f"the script's own loss is {value}, not finite in {steps} with nothing compiled, so no numbers can be compared with it"
+
+
 def compile_s_of(session: Session) -> float:
     """Returns the seconds that the warm-up, and later steps with new shapes, took beyond a typical step, without evaluations."""
     stream = _stream(session)
@@ -141,13 +153,23 @@ def model_facts(session: Session) -> dict[str, Any]:
         "can_pad": _can_pad(session),
         "batches_change": any(target.changing() for target in session.found.targets),
         "shapes_recur": session.stream is None or session.stream.shapes_recur,
-        "autocasts": all(target.autocast is not None for target in session.found.targets),
+        "autocasts": _has_lower_precision(session),
         **facts_of_blocks(blocks),
         **_facts_of_operators(session),
         "num_shapes": _num_shapes(session),
         "has_attention": _attends(session),
         "classes": _classes(session.found.targets),
     }
+
+
+def _has_lower_precision(session: Session) -> bool:
+    """Tells whether products have less than float32's precision in the script as it is."""
+    chosen = session.settings.matmul_precision is None and matmul_precision() != MatmulPrecision.HIGHEST
+    return chosen or all(target.autocast is not None or not _has_float32(target.module) for target in session.found.targets)
+
+
+def _has_float32(module: nn.Module) -> bool:
+    return any(one.dtype is torch.float32 for one in module.parameters())
 
 
 _DEVICE_LIMITS = 0.5
@@ -228,10 +250,17 @@ def findings(session: Session) -> list[str]:
 
 def _findings(session: Session) -> Iterator[str]:
     found, stream = session.found, session.stream
+    if (reason := not_finite(session)) is not None:
+        yield reason
     if stream is not None and stream.times and stream.wait_share > MAX_DATA_WAIT_SHARE:
         yield (
             f"a step waits for its data {stream.wait_share:.0%} of the time, which no setting shortens, and figures are of the "
             "rest; more DataLoader workers or less work for each sample would save up to that much"
+        )
+    if (idle := _idle_share(session)) > _MOST_IDLE:
+        yield (
+            f"the script sleeps {idle:.0%} of the time outside of a DataLoader, as where it takes batches from a queue, a "
+            "disk or a network; no setting shortens that, and figures include it, so gains look smaller than they are"
         )
     yield from _modules(found.targets)
     if (uncalled := _uncalled_whole(found)) is not None:
@@ -268,11 +297,17 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"optimizer {kind}{f', {number} of them' if number > 1 else ''}"
     if found.steps_by_backward:
         yield "no optimizer of torch.optim steps, so each backward pass counts as a step, and its settings change nothing"
-    if found.micro_steps > 1:
+    if (calls := _calls_of_a_step(session)) > 1:
         called = "the model" if len(found.targets) == 1 else found.primary.name
         yield (
-            f"{called} is called {found.micro_steps} times for each step, as where batches are accumulated, a loss compares "
+            f"{called} is called {calls} times for each step, as where batches are accumulated, a loss compares "
             "several outputs, a policy acts before it learns, or an optimizer calls the loss itself"
+        )
+    first, timed = _samples_at_first(session), 0.0 if stream is None or not stream.times else stream.mean_size()[0]
+    if timed and not 1 / _OTHER_SAMPLES < timed / first < _OTHER_SAMPLES:
+        yield (
+            f"a step had {first:.3g} samples at first and {timed:.3g} when it was timed, as where batches grow or more of them "
+            "are accumulated as training goes on; the figures are of the latter"
         )
     if recomputed := found.num_recomputed // max(1, found.num_backward if found.steps_by_backward else found.num_steps):
         peak, whole = session.peaks.in_use_bytes or 0, memory.total_bytes(session.device)
@@ -292,6 +327,7 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"{steps} held an evaluation, a policy that acts or a checkpoint, which no figure includes{share}"
     if stream is not None and 0 < stream.extra_ms < math.inf:
         new, all_steps = len(stream.new), len(stream.taken)
+        which = "it" if new == 1 else "each"
         has_ids = any(name.endswith("ids") for target in session.found.targets for name in target.changing())
         where = "where the script makes its batches"
         other = f"padding {'texts to multiples of 64' if has_ids else 'batches to a few sizes'} {where}"
@@ -303,7 +339,7 @@ def _findings(session: Session) -> Iterator[str]:
         )
         yield (
             f"{new} of {all_steps} timed steps had a batch of a shape that had not come "
-            f"{'twice' if session.has_graphs else 'before'}, and each took {stream.extra_ms:.0f} ms longer; {counts}"
+            f"{'twice' if session.has_graphs else 'before'}, and {which} took {_time(stream.extra_ms)} longer; {counts}"
         )
     if stream is not None and stream.explained:
         yield (
@@ -320,7 +356,7 @@ def _findings(session: Session) -> Iterator[str]:
         yield f"most steps also {also}, which counts as part of the step{_eager_there(session)}"
     if stream is not None and (shift := steady.find_shift(stream.passes)):
         yield (
-            f"a step took {shift.before_ms:.3g} ms at first and {shift.after_ms:.3g} ms after {shift.after_passes} of "
+            f"a step took {_time(shift.before_ms)} at first and {_time(shift.after_ms)} after {shift.after_passes} of "
             f"{len(stream.passes)} passes: the work changed with the step, or the host slowed down; the figures are of both"
         )
     if session.restarts:
@@ -330,6 +366,38 @@ def _findings(session: Session) -> Iterator[str]:
     yield from left_eager(found.frozen)
     yield from session.missed
     yield from leaving_out(found, session.settings, session.diagnostics.fallbacks)
+
+
+_MOST_IDLE = 0.25
+"""Share of a step in which a script's thread sleeps, above which that is told; threads that compute beside it may sleep less."""
+
+_OTHER_SAMPLES = 1.5  # ratio of a timed step's samples to a first one's, from which on both are told
+
+
+def _idle_share(session: Session) -> float:
+    """Returns the share of a typical pass that the script's thread slept; 0 on a GPU, which it may wait for."""
+    shares = [] if session.stream is None or session.device.type != "cpu" else session.stream.idle_shares
+    return statistics.median(shares) if shares else 0.0
+
+
+def _calls_of_a_step(session: Session) -> int:
+    """Returns how often a step calls the module whose batches are counted: when timed, if all calls had as many samples."""
+    found, stream = session.found, session.stream
+    samples = {one for one, _ in found.primary.sizes}
+    if stream is None or not stream.times or len(samples) != 1 or found.micro_steps == 1:
+        return found.micro_steps
+    return max(1, round(stream.mean_size()[0] / samples.pop())) if stream.mean_size()[0] else found.micro_steps
+
+
+def _samples_at_first(session: Session) -> float:
+    """Returns the samples of a step in the discovery."""
+    found = session.found
+    return found.micro_steps * statistics.fmean(samples for samples, _ in found.primary.sizes) if found.primary.sizes else 1.0
+
+
+def _time(ms: float) -> str:
+    """Writes a time in milliseconds or, from 1,000 on, in seconds, with three significant digits and no exponent."""
+    return f"{ms / 1e3:.3g} s" if ms >= 999.5 else f"{ms:.3g} ms"
 
 
 def _eager_there(session: Session) -> str:

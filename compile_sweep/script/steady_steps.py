@@ -31,7 +31,7 @@ from compile_sweep.harness import steady
 from compile_sweep.harness.distributed import agreed, agreed_numbers, largest_everywhere
 from compile_sweep.harness.protocol import Protocol
 from compile_sweep.harness.steady import Window
-from compile_sweep.script.clock import StepTime
+from compile_sweep.script.clock import StepClock, StepTime
 
 PASS_S = 0.3  # approximate seconds of a pass
 PASS_STEPS = (2, 50)  # minimum and maximum number of steps in a pass
@@ -98,6 +98,10 @@ class Stream:
     """All timed steps."""
     behind_ms: list[float] = field(default_factory=list)
     """Milliseconds that the device still worked when a pass's steps were launched."""
+    core_wait_shares: list[float] = field(default_factory=list)
+    """For each pass, the fraction of the time that threads could have run and other processes had their cores."""
+    idle_shares: list[float] = field(default_factory=list)
+    """For each pass, the fraction of the time that the script's thread slept outside of a `DataLoader`."""
     keeps_new: bool = False
     """Whether steps with new shapes count, except for the few that take several times as long."""
     passes: list[list[float]] = field(default_factory=list)
@@ -134,6 +138,12 @@ class Stream:
         """
         self._ended += 1
         return -1 - self._ended % 2
+
+    def note(self, clock: StepClock) -> None:
+        """Keeps what a clock found beside the times of the pass that was taken last."""
+        self.behind_ms.append(clock.behind_ms)
+        self.core_wait_shares.append(clock.core_wait_share)
+        self.idle_shares.append(clock.idle_share)
 
     @property
     def times(self) -> list[StepTime]:

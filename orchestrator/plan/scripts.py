@@ -165,9 +165,6 @@ def script_facts(job: ScriptJob) -> WorkloadFacts:
         can_pad=None if mentions("transformers", "attention_mask") else False,
         makes_cache=None if mentions("transformers", "use_cache") else False,
         float32_experts=None if mentions("transformers") and re.search(_EXPERTS, text) else False,
-        autocasts=mentions(
-            "autocast", "bfloat16", "bf16", "fp16", "mixed_precision", ".half()", "float32_matmul_precision", "allow_tf32"
-        ),
     )
 
 

@@ -5,6 +5,7 @@ sweep would, and its numbers are compared with eager runs: the most valuable fin
 runs are forked from one process, which has imported torch and the packages that the script begins with.
 """
 
+import math
 import shlex
 import tempfile
 import time
@@ -52,6 +53,9 @@ _STEADY_S = {Device.CPU: 12.0, Device.CUDA: 4.0}  # additional seconds of a swee
 _LEAVING_S = 3.0  # seconds of the budget that are kept for ending processes and removing files
 
 _SMALL_WAIT = 0.005  # share of a step that waits for data, below which its time is given once
+
+_MOST_CORE_WAIT = 0.1
+"""Share of the time that a run's threads wait for a core in a pass, above which its speed beside another run's is not told."""
 
 _COMPARING_S = 10.0
 """Least seconds of the budget that a comparison with eager runs is begun with; it imports torch into this process."""
@@ -115,6 +119,8 @@ class _ScriptCheck:
     is_well: bool = True
     done: list[TrialRecord] = field(default_factory=list)
     _num_runs: int = 0
+    _core_wait: float = 0.0
+    """Share of the time that the threads of the script as it is waited for a core."""
     _advised: list[str] = field(default_factory=list)
     """Advice that was printed."""
 
@@ -177,7 +183,9 @@ class _ScriptCheck:
             self._say_unfinished(settings, found.progress)
             return found
         verdict = judge_measurement(found.figures, claims_cudagraphs=settings.claims_cudagraphs)
-        self.is_well = self.is_well and verdict.label is None
+        losses = found.outcome.get("losses", [])
+        has_lost = settings.as_written and bool(losses) and not math.isfinite(losses[-1])
+        self.is_well = self.is_well and verdict.label is None and not has_lost
         for line in lines(settings, found):
             self._say(line)
         if verdict.label is not None:
@@ -223,10 +231,21 @@ class _ScriptCheck:
         if before_ms is None:
             yield from found["findings"]
         speedup = None if before_ms is None else before_ms / found["step_ms_median"]
-        yield from _step_time(found["step_ms_median"], found["data_wait_share"], speedup)
+        core_wait = run.outcome.get("core_wait_share", 0.0)
+        if before_ms is None:
+            self._core_wait = core_wait
+        disturbed = max(core_wait, self._core_wait) if max(core_wait, self._core_wait) > _MOST_CORE_WAIT else None
+        yield from _step_time(found["step_ms_median"], found["data_wait_share"], speedup if disturbed is None else None)
+        if disturbed is not None and speedup is not None:
+            yield (
+                f"not known: how fast that is beside the script as it is; other processes had the cores for up to "
+                f"{disturbed:.0%} of the time that one of the two could have run: check again when the machine is idle"
+            )
         if found["graphs"]:
             yield f"compiling took {found['compile_s']:.1f} s: {_graphs(found)}"
         yield from _short_findings(found)
+        if disturbed is not None:
+            return
         for reason in why_not_faster({**found, "data_wait_share": None}, speedup, settings.backend):
             yield f"not faster: {reason}"
 
@@ -278,6 +297,8 @@ class _ScriptCheck:
         if settings.as_written:
             for line in progress.get("findings", ()):
                 self._say(line)
+            if progress.get("not_finite"):
+                self._say(progress["not_finite"])
             if "early" in progress:
                 for line in _step_time(progress["early"]["step_ms_median"], progress["data_wait_share"], None):
                     self._say(line)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -555,6 +557,12 @@ class Edges(nn.Module):
         raise NotImplementedError
 
 
+@dataclass(slots=True)
+class Record:
+    weights: Tensor
+    input_ids: Tensor
+
+
 def integers(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.int64)
 
@@ -578,6 +586,9 @@ def integers(*shape: int) -> Tensor:
         (nn.Identity(), ({"batch_idx": torch.zeros(29), "cls": torch.zeros(29, 1), "img": torch.zeros(8, 3, 9)},), {}, (8, 8)),
         (nn.Identity(), ({"encoder_cont": torch.zeros(16, 24, 9), "decoder_time_idx": integers(16, 6)},), {}, (16, 16)),
         (nn.Identity(), (integers(8).numpy(), integers(8, 12).numpy()), {}, (8, 96)),
+        (nn.Identity(), (SimpleNamespace(weights=torch.zeros(10), images=torch.zeros(8, 3, 9, 9), name="a"),), {}, (8, 8)),
+        (nn.Identity(), (), {"batch": Record(torch.zeros(10), integers(8, 12))}, (8, 96)),
+        (nn.Identity(), (SimpleNamespace(rate=0.1), torch.zeros(8, 3)), {}, (8, 8)),  # options before a batch
     ],
 )  # fmt: skip
 def test_only_ids_of_texts_are_tokens(module: nn.Module, args: Any, kwargs: Any, expected: tuple[int, int]) -> None:

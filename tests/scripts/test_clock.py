@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -81,3 +84,51 @@ def test_a_checkpoint_is_one_by_pickle_too_and_not_what_the_compiler_pickles_for
     """A recommender's embeddings leave a tensor in the graph, and its compile time was left out with the checkpoint."""
     assert are_checkpoints(compiles=False) == [True, True]
     assert are_checkpoints(compiles=True) == [False, False]
+
+
+def test_the_time_that_a_script_sleeps_outside_of_a_loader_is_known() -> None:
+    clock = StepClock(torch.device("cpu"))
+    shares = []
+    for seconds in (PAUSE_S, 0.0):
+        clock.start()
+        for _ in range(5):
+            time.sleep(seconds)
+            until = time.thread_time() + (PAUSE_S if not seconds else PAUSE_S / 20)
+            while time.thread_time() < until:
+                pass
+            clock.step((1, 1))
+        clock.stop()
+        shares.append(clock.idle_share)
+    slept, worked = shares
+    assert 0.5 < slept <= 1
+    assert worked < 0.25, "waiting for a core is no sleep"
+
+
+def test_the_wait_for_a_loader_is_no_sleep_of_the_script() -> None:
+    clock = StepClock(torch.device("cpu"))
+    clock.start()
+    with loaders_watched(lambda: clock):
+        for _ in SlowToStart([torch.ones(1)] * 3):
+            clock.step((1, 1))
+    clock.stop()
+    assert clock.idle_share < 0.5
+
+
+def test_threads_that_share_a_core_wait_for_it() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # this thread, and the child, which inherits it
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(10 * PAUSE_S)
+        clock = StepClock(torch.device("cpu"))
+        clock.start()
+        until = time.thread_time() + 5 * PAUSE_S
+        while time.thread_time() < until:
+            pass
+        clock.step((1, 1))
+        clock.stop()
+    finally:
+        spinning.kill()
+        spinning.wait()
+        os.sched_setaffinity(0, cores)
+    assert clock.core_wait_share > 0.2

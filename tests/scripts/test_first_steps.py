@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from compile_sweep.schema.causes.remedies import OF_THE_LOSS, remedy_of
@@ -17,6 +18,8 @@ from tests.scripts.conftest import Run
 pytestmark = pytest.mark.slow
 
 AOT = "scope=full,dynamic=auto,backend=aot_eager"
+
+AS_IT_IS = "scope=eager,as_written=on"
 
 
 def test_a_loss_whose_shapes_keep_changing_is_left_out_of_cuda_graphs(run: Run, folder: Path) -> None:
@@ -162,7 +165,7 @@ def test_slices_that_make_a_backward_pass_slow_are_told_and_what_is_advised_make
     took, told = [], []
     for parts in ("(x[:, at] for at in range(128))", "x.unbind(1)"):
         (folder / "scans.py").write_text(lines.replace("PARTS", parts))
-        session, error = run("scans.py", "scope=eager,as_written=on")
+        session, error = run("scans.py", AS_IT_IS)
         assert error is session.error is None
         took.append(session_results.measurement(session).step_ms_median)
         told.append("takes 128 slices of one tensor" in " ".join(session_results.findings(session)))
@@ -191,7 +194,7 @@ def test_a_loop_of_thousands_of_operators_is_told(words: int, is_told: bool, run
         "    model(torch.randn(int(sys.argv[1]), 4)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    session, error = run("loops.py", "scope=eager,as_written=on", str(words))
+    session, error = run("loops.py", AS_IT_IS, str(words))
     assert error is session.error is None
     assert session_results.model_facts(session)["num_operators"] == 3 * words
     said = " ".join(session_results.findings(session))
@@ -210,7 +213,7 @@ def test_optimizers_that_are_fused_already_are_known(fused: bool, run: Run, fold
         "    model(torch.randn(2, 4)).square().mean().backward()\n"
         "    optimizer.step()\n"
     )
-    session, error = run("fused.py", "scope=eager,as_written=on")
+    session, error = run("fused.py", AS_IT_IS)
     assert error is session.error is None
     assert session_results.model_facts(session)["is_fused"] is fused
 
@@ -234,8 +237,43 @@ def test_samples_are_told_from_lengths_that_come_first(shape: str, samples: floa
         f"    model(torch.randint(50, {shape})).square().mean().backward()\n"
         "    optimizer.step()\n"
     )
-    session, error = run("texts_first.py", "scope=eager,as_written=on")
+    session, error = run("texts_first.py", AS_IT_IS)
     assert error is session.error is None
     found, tokens = session.step_size()
     assert found == samples
     assert 4 * 5 < tokens < 4 * 11
+
+
+LOW_PRECISION = """
+import torch
+{line}
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)).to(dtype=torch.{dtype})
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for _ in range(3000):
+    optimizer.zero_grad()
+    net(torch.randn(8, 4, dtype=torch.{dtype})).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "dtype", "settings", "is_lower"),
+    [
+        ("AMP = 'bf16'  # an option that is off", "float32", AS_IT_IS, False),
+        ("torch.set_float32_matmul_precision('high')", "float32", AS_IT_IS, True),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "float32", AS_IT_IS, True),
+        ("", "bfloat16", AS_IT_IS, True),
+        ("", "float32", "scope=eager,matmul_precision=high", False),
+    ],
+)
+def test_a_script_tells_whether_its_products_have_low_precision_anyway(
+    line: str, dtype: str, settings: str, is_lower: bool, run: Run, folder: Path
+) -> None:
+    (folder / "low.py").write_text(LOW_PRECISION.format(line=line, dtype=dtype))
+    try:
+        session, error = run("low.py", settings)
+        found = session_results.model_facts(session)["autocasts"]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert error is session.error is None
+    assert found is is_lower

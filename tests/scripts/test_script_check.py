@@ -51,7 +51,7 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             result = results[settings.key]
             if not isinstance(result, dict):
                 return result
-            outcome = {"measurement": {**AS_WRITTEN, **result}, "findings": AS_WRITTEN["findings"], "has_blocks": True}
+            outcome = {"measurement": {**AS_WRITTEN, **result}, "findings": AS_WRITTEN["findings"], "has_blocks": True, **result}
             return script_check._Run(settings, outcome, Path())
 
         monkeypatch.setattr(script_check._ScriptCheck, "_run", run)
@@ -191,6 +191,46 @@ def test_a_ratio_of_speeds_has_two_significant_digits_or_more(
     replay({key(EAGER): {}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): {"step_ms_median": step_ms, "graphs": 1}})
     _, said = checked(capsys)
     assert f"which is {ratio} times as fast as the script as it is" in said
+
+
+@pytest.mark.parametrize("busy", [EAGER, FINAL])
+def test_a_ratio_of_speeds_is_not_told_where_other_processes_had_the_cores(
+    busy: str,
+    replay: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script_check._ScriptCheck, "_say_numbers", lambda *given: None)
+    faster = {"step_ms_median": 10 / 76, "graphs": 1, "core_wait_share": 0.0}
+    results: Found = {key(EAGER): {}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): faster}
+    results[key(busy)] = {**results[key(busy)], "core_wait_share": 0.6}
+    replay(results)
+    _, said = checked(capsys)
+    assert "times as fast" not in said
+    said = " ".join(said.split())
+    assert "not known: how fast that is beside the script as it is; other processes had the cores for up to 60% of" in said
+
+
+def test_a_loss_that_is_not_finite_in_eager_training_is_not_well(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_check._ScriptCheck, "_say_numbers", lambda *given: None)
+    results: Found = {key(EAGER): {}, key(FULL): {}, key(REGIONAL): {}, key(FINAL): {}}
+    replay(results)
+    assert checked(capsys)[0] == 0
+    replay({**results, key(EAGER): {"losses": [1.0, float("nan")]}})
+    assert checked(capsys)[0] == 1
+
+
+def test_a_check_that_its_budget_cuts_says_that_the_loss_is_not_finite(
+    replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = {"early": {"step_ms_median": 2.0}, "data_wait_share": 0.0, "findings": ["module model: Net"]}
+    replay({key(EAGER): script_check._Unfinished({**early, "not_finite": "the script's own loss is NaN"})})
+    _, said = checked(capsys)
+    assert "the script's own loss is NaN" in said
+    replay({key(EAGER): script_check._Unfinished({**early, "not_finite": None})})
+    assert "own loss" not in checked(capsys)[1]
 
 
 @pytest.mark.parametrize("blocks_work", [False, True])

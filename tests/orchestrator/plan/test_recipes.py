@@ -233,7 +233,8 @@ def test_auto_begins_with_a_script_as_it_is_and_reads_what_it_mentions(tmp_path:
     (tmp_path / "model.py").write_text("from torch import nn\nnn.Conv2d; nn.ModuleList")
     (tmp_path / "train.py").write_text("import torch\nfrom model import Net\nwith torch.autocast('cuda'): ...")
     facts = script_facts(ScriptJob.of("train.py", folder=str(tmp_path)))
-    assert (facts.memory_format, facts.has_attention, facts.has_blocks, facts.autocasts) == ("channels_last", False, None, True)
+    assert (facts.memory_format, facts.has_attention, facts.has_blocks) == ("channels_last", False, None)
+    assert not facts.autocasts, "an option for it may be off; the first trial tells"
     found = settings_of("auto", Target.of(facts, has_gpu=True))
     assert found[0].as_written
     assert "compile_loss" in fields_of(found)
