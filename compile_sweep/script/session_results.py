@@ -375,8 +375,9 @@ _OTHER_SAMPLES = 1.5  # ratio of a timed step's samples to a first one's, from w
 
 
 def _idle_share(session: Session) -> float:
-    """Returns the share of a typical pass that the script's thread slept; 0 on a GPU, which it may wait for."""
-    shares = [] if session.stream is None or session.device.type != "cpu" else session.stream.idle_shares
+    """Returns the share of a typical pass that the script's thread slept; 0 if it may wait for a GPU or for other workers."""
+    waits = session.device.type != "cpu" or (torch.distributed.is_available() and torch.distributed.is_initialized())
+    shares = [] if session.stream is None or waits else session.stream.idle_shares
     return statistics.median(shares) if shares else 0.0
 
 
