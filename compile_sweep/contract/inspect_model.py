@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from compile_sweep.contract.batch_changes import Dims
@@ -522,8 +523,11 @@ def size_of(args: Any, kwargs: Any, *, is_time_first: bool = False, module: nn.M
     names = () if module is None else _names_of_arguments(cast(Any, type(module)))
     args, kwargs = [*map(_with_attributes, args)], {name: _with_attributes(value) for name, value in kwargs.items()}
     named = {names[index] if index < len(names) else str(index): value for index, value in enumerate(args)} | kwargs
-    if _is_list_of_images(images := next(iter(named.values()), None)):  # not the states of a recurrent layer, which come later
-        return len(images), len(images)
+    first = next(iter(named.values()), None)
+    if isinstance(first, PackedSequence):
+        return int(first.batch_sizes[0]), len(first.data)
+    if _is_list_of_images(first):  # not the states of a recurrent layer, which come later
+        return len(first), len(first)
     if next(tensors_in(named), None) is None:  # the forward makes tensors of arrays itself
         named = {name: torch.from_numpy(value) for name, value in named.items() if _is_array(value)}
     samples = tokens = 0

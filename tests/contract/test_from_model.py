@@ -580,6 +580,7 @@ def integers(*shape: int) -> Tensor:
         (WithBags(), (torch.zeros(64, 13), integers(64, 64), [integers(64)] * 64), {}, (64, 64)),
         (Edges(), (integers(2, 300), integers(50)), {}, (50, 50)),
         (nn.Identity(), ([torch.zeros(3, 40, 30), torch.zeros(3, 20, 50)], [{"boxes": torch.zeros(7, 4)}] * 2), {}, (2, 2)),
+        (nn.Identity(), (nn.utils.rnn.pack_sequence([torch.zeros(5, 9), torch.zeros(3, 9)]),), {}, (2, 8)),
         (nn.Identity(), (integers(8, 12), (torch.zeros(3, 8, 16), torch.zeros(3, 8, 16))), {}, (8, 96)),  # an LSTM's states
         (nn.Identity(), ({"input_ids": integers(2, 40), "pixel_values": torch.zeros(5, 3, 9, 9)},), {}, (2, 80)),
         (nn.Identity(), ([torch.zeros(8, 16, 9), torch.zeros(8, 16, 5)],), {}, (8, 8)),  # views, or levels of a pyramid
