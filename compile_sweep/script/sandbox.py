@@ -3,7 +3,8 @@
 Background: folders are recreated, small files are copied (a script finds its neighbors by `Path(__file__).resolve()`) and large
 ones are links. A link must not be written through: `open` and `torch.save` replace a link about to be written by a copy, or by
 nothing. Folders that are too large to recreate are links, too; when something in them is written, they are recreated one level
-deep. Some levels above the working directory exist, as links, for a script that reads `../data` or `../../Datasets`.
+deep. Some levels above the working directory exist, as links, for a script that reads `../data` or `../../Datasets`, and above
+the script's folder, if that is elsewhere, for `Path(__file__).parent.parent / "data"`.
 """
 
 import builtins
@@ -43,9 +44,10 @@ OFFLINE = {
     "WANDB_SILENT": "true",
     "NEPTUNE_MODE": "offline",
     "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""Makes trackers write to the working directory and send nothing."""
+"""Makes trackers write to folders of the trial and send nothing; newer versions of MLflow refuse folders otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +65,24 @@ def prepare(job: ScriptJob, base: Path) -> Place:
         return Place(script=job.path, folder=job.folder, environment={})
     folder, script = Path(job.folder), Path(job.path)
     mirrored = Mirror(apart=base)
-    inside = base / "above"
+    inside = _recreate(mirrored, folder, base / "above")
+    place = inside / script.relative_to(folder) if script.is_relative_to(folder) else None
+    if place is None:
+        place = _recreate(mirrored, script.parent, base / "script") / script.name
+    _own(place)
+    return Place(script=str(place), folder=str(inside), environment={**OFFLINE, "MLFLOW_TRACKING_URI": f"file:{base / 'mlruns'}"})
+
+
+def _recreate(mirrored: "Mirror", folder: Path, inside: Path) -> Path:
+    """Recreates a folder below `inside`, with the levels above it; returns where it is."""
     inside.mkdir(parents=True)
-    way = [*reversed(folder.parents[:LEVELS_ABOVE]), folder]
-    for parent, child in pairwise(way):
+    for parent, child in pairwise([*reversed(folder.parents[:LEVELS_ABOVE]), folder]):
         if os.access(parent, os.R_OK):
             mirrored.level(parent, inside, leave_out=child.name, most=None if child == folder else MAX_ENTRIES_ABOVE)
         inside /= child.name
         inside.mkdir()
     mirrored.tree(folder, inside)
-    place = inside / script.relative_to(folder) if script.is_relative_to(folder) else None
-    if place is None:
-        mirrored.tree(script.parent, base / "script")
-        place = base / "script" / script.name
-    _own(place)
-    return Place(script=str(place), folder=str(inside), environment={**OFFLINE, "MLFLOW_TRACKING_URI": f"file:{base / 'mlruns'}"})
+    return inside
 
 
 def size_bytes(base: Path) -> int:

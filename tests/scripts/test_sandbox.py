@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,32 @@ def test_a_script_elsewhere_has_its_own_folder_beside_it(person: Path, tmp_path:
     place = sandbox.prepare(ScriptJob.of(str(person / "train.py"), folder=str(elsewhere)), base)
     assert Path(place.script).resolve().is_relative_to(base)
     assert (Path(place.script).parent / "out" / "log.txt").read_text() == "before"
+
+
+def test_a_script_elsewhere_reads_what_lies_above_its_own_folder_and_writes_nothing_there(person: Path, tmp_path: Path) -> None:
+    elsewhere, base, deep = tmp_path / "run", tmp_path / "trial", person / "examples" / "basics"
+    deep.mkdir(parents=True)
+    (deep / "train.py").write_text("print()")
+    elsewhere.mkdir()
+    before = contents(tmp_path)
+    place = sandbox.prepare(ScriptJob.of(str(deep / "train.py"), folder=str(elsewhere)), base)
+    root = Path(place.script).resolve().parent.parent.parent
+    assert root.is_relative_to(base)
+    with sandbox.keeping_writes(base):
+        assert (root.parent / "data" / "x.txt").read_text() == (root.parents[1] / "code" / "data" / "x.txt").read_text() == "data"
+        (root / "out" / "log.txt").write_text("other")
+    assert (root / "out" / "log.txt").read_text() == "other"
+    assert {name: text for name, text in contents(tmp_path).items() if not name.startswith("trial/")} == before
+
+
+def test_mlflow_logs_to_a_folder_of_the_trial(person: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    base, before = tmp_path / "trial", contents(person)
+    place = sandbox.prepare(ScriptJob.of("train.py", folder=str(person)), base)
+    logs = "import mlflow; mlflow.set_experiment('mine'); mlflow.start_run(); mlflow.log_metric('loss', 0.5); mlflow.end_run()"
+    subprocess.run([sys.executable, "-c", logs], check=True, cwd=place.folder, env={**os.environ, **place.environment})
+    assert [path.read_text().split()[1] for path in (base / "mlruns").rglob("metrics/loss")] == ["0.5"]
+    assert contents(person) == before
 
 
 @pytest.mark.parametrize("scratch", ["tmp/compile-sweep-001-a/script-0/files", "tmp/files"])

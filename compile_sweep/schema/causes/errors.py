@@ -159,9 +159,16 @@ ERRORS = (
         error=VIEWED,
     ),
     Cause(
+        "tensor of another dtype made from an array",
+        "torch.LongTensor(…) and FloatTensor(…) convert an array of numpy in eager, and in compiled code refuse one of "
+        "another dtype: write torch.as_tensor(ids, dtype=torch.long) in place of torch.LongTensor(ids), float32 for "
+        "FloatTensor or Tensor",
+        error=r"expected TensorOptions\(dtype=",
+    ),
+    Cause(
         "operator that fails",
         "an operator refuses these tensors: if the forward catches its exception, decide by shapes or dtypes instead, "
-        "because compiled code cannot; otherwise fix the call, which fails without torch.compile, too",
+        "because compiled code cannot; otherwise fix the call if eager fails here, too, or leave the module that makes it eager",
         error=r"when making fake tensor call|Dynamo failed to run FX node with fake tensors",
     ),
     SUBCLASS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from test_causes import advice_of_a_trial
@@ -100,6 +101,58 @@ def test_a_view_that_fails_only_in_channels_last_has_advice_on_the_memory_format
     advice = advice_of_a_trial(raised.value, Label.COMPILE_ERROR if compiles else Label.EXCEPTION)
     assert "with memory_format=channels_last, write x.flatten(1) or x.reshape(…) in its place" in advice
     torch.testing.assert_close(run(lambda x: x.flatten(1), torch.channels_last), expected)
+
+
+class Recommender(nn.Module):
+    """An embedding of ids that arrive as an array of numpy; `made` makes a tensor of them."""
+
+    def __init__(self, made: Callable[[np.ndarray], Tensor]) -> None:
+        super().__init__()
+        self.items, self.made = nn.Embedding(10, 4), made
+
+    def forward(self, ids: np.ndarray) -> Tensor:
+        return self.items(self.made(ids).long())
+
+
+@pytest.mark.parametrize(
+    ("made", "mended"),
+    [
+        (lambda ids: torch.LongTensor(ids), lambda ids: torch.as_tensor(ids, dtype=torch.long)),
+        (lambda ids: torch.FloatTensor(ids), lambda ids: torch.as_tensor(ids, dtype=torch.float32)),
+    ],
+    ids=["LongTensor", "FloatTensor"],
+)
+def test_a_tensor_that_only_eager_makes_of_an_array_has_advice_on_its_dtype_which_helps(
+    made: Callable[[np.ndarray], Tensor], mended: Callable[[np.ndarray], Tensor]
+) -> None:
+    torch._dynamo.reset()
+    ids = np.arange(6, dtype=np.int32)
+    torch.manual_seed(0)
+    expected = Recommender(made)(ids)
+    with pytest.raises(Exception, match="expected TensorOptions") as raised:
+        torch.compile(Recommender(made), backend="aot_eager")(ids)
+    advice = advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
+    assert "torch.as_tensor(ids, dtype=torch.long) in place of torch.LongTensor(ids)" in advice
+    assert "eager fails" not in advice
+    torch.manual_seed(0)
+    torch.testing.assert_close(torch.compile(Recommender(mended), backend="aot_eager", fullgraph=True)(ids), expected)
+
+
+def test_an_operator_that_refuses_its_tensors_is_not_said_to_fail_in_eager_where_the_forward_catches_its_exception() -> None:
+    torch._dynamo.reset()
+
+    def forward(x: Tensor) -> Tensor:
+        try:
+            return x @ x
+        except RuntimeError:
+            return x @ x.mT
+
+    x = torch.ones(2, 3)
+    assert forward(x).shape == (2, 2)
+    with pytest.raises(Exception, match="when making fake tensor call") as raised:
+        torch.compile(forward, backend="aot_eager", fullgraph=True)(x)
+    advice = advice_of_a_trial(raised.value, Label.COMPILE_ERROR)
+    assert "fix the call if eager fails here, too, or leave the module that makes it eager" in advice
 
 
 class ActorAndCritic(nn.Module):
