@@ -95,6 +95,7 @@ def test_a_script_elsewhere_reads_what_lies_above_its_own_folder_and_writes_noth
     assert {name: text for name, text in contents(tmp_path).items() if not name.startswith("trial/")} == before
 
 
+@pytest.mark.slow
 def test_mlflow_logs_to_a_folder_of_the_trial(person: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     base, before = tmp_path / "trial", contents(person)

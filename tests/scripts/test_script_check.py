@@ -76,6 +76,7 @@ def key(text: str) -> str:
     return CompileSettings.parse(text).key
 
 
+@pytest.mark.slow
 def test_what_was_not_looked_at_in_time_is_said_and_not_guessed(
     replay: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

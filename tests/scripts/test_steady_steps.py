@@ -242,6 +242,7 @@ def test_a_pass_has_as_many_steps_of_each_kind_where_most_do_something_else() ->
     assert Stream.after(warmup, Protocol(), torch.device("cpu")).pass_steps == 5
 
 
+@pytest.mark.slow
 def test_every_second_step_that_generates_first_counts_half(run: Run, folder: Path) -> None:
     """A policy on an H200 was 29% too fast in one run: passes had three steps without and two with what it samples."""
     (folder / "samples.py").write_text(
@@ -295,6 +296,7 @@ def test_texts_that_no_setting_pads_are_padded_where_batches_are_made(run: Run, 
     assert "pad_to_multiple_of" not in said  # which refuses to: the texts have no mask
 
 
+@pytest.mark.slow
 def test_how_much_of_the_time_no_figure_includes_is_said(run: Run, folder: Path) -> None:
     """PPO samples with its policy, then updates it 40 times: a fifth of the time is in one step of 40."""
     (folder / "ppo.py").write_text(
@@ -329,6 +331,7 @@ def test_a_share_needs_more_than_one_evaluation_by_chance(number: int, share: fl
     assert stream.interrupted_share == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_the_evaluation_of_an_average_of_the_weights_counts_in_no_figure(run: Run, folder: Path) -> None:
     """A diffusion model is sampled by its average, every so many steps."""
     (folder / "average.py").write_text(
@@ -354,6 +357,7 @@ def test_the_evaluation_of_an_average_of_the_weights_counts_in_no_figure(run: Ru
     assert session_results.measurement(session).samples_per_s > 1.5 * 2 / 0.07  # which it would be with the evaluations
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_no_grad_counts_in_no_figure(run: Run, folder: Path) -> None:
     """TabNet's and many others: its samples counted, and its longer step was one of a larger batch."""
     (folder / "forgets_no_grad.py").write_text(

@@ -397,6 +397,7 @@ def images(number: int) -> tuple[Tensor, Tensor]:
     return torch.rand(64, 3, 32, 32, generator=generator), torch.randint(10, (64,), generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("error", [0.0, 0.05])
 def test_kernels_that_round_more_coarsely_are_right_in_float32_and_a_wrong_layer_is_still_found(error: float, seed: int) -> None:
