@@ -198,8 +198,7 @@ class Stages:
             if not measured:
                 return ends_at + _LEAVING_S if baseline is not None else float("inf")
             has_others = any(not one.settings.get("as_written") for one in measured)
-            is_to_repeat = baseline is not None and stage.is_search and has_others
-            if baseline is not None and is_to_repeat:
+            if baseline is not None and stage.is_search and has_others:
                 return ends_at - self._expected_again_s(baseline) - _STOPPING_S
             return ends_at if stage.is_search else ends_at + _LEAVING_S
 

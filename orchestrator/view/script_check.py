@@ -234,7 +234,8 @@ class _ScriptCheck:
         core_wait = run.outcome.get("core_wait_share", 0.0)
         if before_ms is None:
             self._core_wait = core_wait
-        disturbed = max(core_wait, self._core_wait) if max(core_wait, self._core_wait) > _MOST_CORE_WAIT else None
+        waited = max(core_wait, self._core_wait)
+        disturbed = waited if waited > _MOST_CORE_WAIT else None
         yield from _step_time(found["step_ms_median"], found["data_wait_share"], speedup if disturbed is None else None)
         if disturbed is not None and speedup is not None:
             yield (

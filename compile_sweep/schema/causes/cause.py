@@ -131,10 +131,12 @@ FAKE = (
     "on a function that returns an empty tensor of the right shape and dtype"
 )
 
-ANY_ROWS = (
+ROWS_IN_THE_GRAPH = (
     "try dynamo.capture_dynamic_output_shape_ops=on (torch._dynamo.config.capture_dynamic_output_shape_ops = True), which keeps "
-    "any number of rows in the graph, or keep all rows and weight them by a mask"
+    "any number of rows in the graph"
 )
+
+ANY_ROWS = f"{ROWS_IN_THE_GRAPH}, or keep all rows and weight them by a mask"
 
 MASK_OF_LENGTHS = (
     "mark what is padding at once, torch.arange(T) >= lengths[:, None], in place of a loop that reads each sample's length"

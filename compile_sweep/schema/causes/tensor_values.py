@@ -10,6 +10,7 @@ from compile_sweep.schema.causes.cause import (
     MASK_OF_LENGTHS,
     NUMBERS_IN_THE_GRAPH,
     PRODUCT_OF_PYTHON,
+    ROWS_IN_THE_GRAPH,
     Cause,
 )
 
@@ -226,20 +227,18 @@ VALUES = (
             (
                 r"\bindex_assigned_",
                 "assignment to rows",
-                f"{_ROWS}: write x = torch.where(mask, y, x) in place of x[mask] = y[mask]; or "
-                f"{ANY_ROWS.partition(', or keep')[0]}",
+                f"{_ROWS}: write x = torch.where(mask, y, x) in place of x[mask] = y[mask]; or {ROWS_IN_THE_GRAPH}",
             ),
             (
                 r"\bcalls_a?(max|min)\b",
                 "the largest of some rows",
-                f"{_ROWS}: write x.masked_fill(~mask, -torch.inf).amax(1) in place of x[mask].max(); or "
-                f"{ANY_ROWS.partition(', or keep')[0]}",
+                f"{_ROWS}: write x.masked_fill(~mask, -torch.inf).amax(1) in place of x[mask].max(); or {ROWS_IN_THE_GRAPH}",
             ),
             (
                 r"\bcalls_(mean|sum)\b",
                 "loss of some rows",
                 f"{_ROWS}: weight all rows by a mask, (loss * mask).sum() / mask.sum(), or leave out labels by "
-                f"labels.masked_fill(~mask, -100); or {ANY_ROWS.partition(', or keep')[0]}",
+                f"labels.masked_fill(~mask, -100); or {ROWS_IN_THE_GRAPH}",
             ),
         ),
         headline=r"[Dd]ynamic shape operator|data-dependent output shape",

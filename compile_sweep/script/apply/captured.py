@@ -36,6 +36,7 @@ from compile_sweep.script.apply.module_call import (
     changed_numbers,
     tensors_among,
 )
+from compile_sweep.script.apply.replayed_call import current_task
 from compile_sweep.script.discover import Target
 from compile_sweep.script.job import ScriptError
 
@@ -189,12 +190,11 @@ class CapturedModule:
 RECOMPUTED = "its activations are recomputed in the backward pass, or kept elsewhere until then"
 
 _SAVED_HOOKS: Callable[[bool], Any] | None = private("torch._C._autograd", "_top_saved_tensors_default_hooks")
-_TASK: Callable[[], int] | None = private("torch._C", "_current_graph_task_id")
 
 
 def _is_recomputed() -> bool:
     """Tells whether something else keeps what a call saves for its backward pass, or this is a backward pass."""
-    return bool(_SAVED_HOOKS and _SAVED_HOOKS(True)) or bool(_TASK and _TASK() != -1)
+    return bool(_SAVED_HOOKS and _SAVED_HOOKS(True)) or current_task() != -1
 
 
 def _parts_of_several_layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

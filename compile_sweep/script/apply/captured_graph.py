@@ -137,12 +137,6 @@ def as_leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [one.detach().requires_grad_(one.requires_grad) for one in tensors]
 
 
-def spread(found: Gradients, needed: Sequence[bool]) -> Gradients:
-    """Returns gradients in the places where they are needed, and None in the others."""
-    rest = iter(found)
-    return [next(rest) if is_needed else None for is_needed in needed]
-
-
 def held(gradient: Tensor | None, *, copied: bool) -> Tensor | None:
     """Returns a gradient for autograd, which keeps the memory of one that nobody else holds."""
     return gradient if gradient is None else gradient.clone() if copied else gradient.detach()

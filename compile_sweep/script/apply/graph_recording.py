@@ -132,8 +132,13 @@ class GraphRecorder:
             return [one for one in gradients if one is not None]
 
         graph, memory = GraphRecorder.record(self, without_none, device, pool)
-        rest = iter(memory)
-        return graph, [next(rest) if is_found else None for is_found in found]
+        return graph, spread(memory, found)
+
+
+def spread(found: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+    """Returns gradients in the places where they are needed, and None in the others."""
+    rest = iter(found)
+    return [next(rest) if is_needed else None for is_needed in needed]
 
 
 def apart(gradients: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[Tensor | None]:

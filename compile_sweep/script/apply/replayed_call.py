@@ -25,10 +25,9 @@ from compile_sweep.script.apply.captured_graph import (
     as_leaves,
     held,
     run_again,
-    spread,
 )
 from compile_sweep.script.apply.computed_gradients import Computed, Request
-from compile_sweep.script.apply.graph_recording import generator_state, recording, versions_of
+from compile_sweep.script.apply.graph_recording import generator_state, recording, spread, versions_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,13 +45,11 @@ class Step:
 
     def answered(self, request: Request, given: Sequence[Tensor]) -> Gradients:
         """Replays the graph; returns what is asked for."""
-        rest = iter(given)
-        for memory, number in zip(self.memory, self.request.given, strict=True):
-            if number not in request.given:
-                memory.zero_()
+        memory = dict(zip(self.request.given, self.memory, strict=True))
+        for number in memory.keys() - set(request.given):
+            memory[number].zero_()
         if given:
-            places = [memory for memory, number in zip(self.memory, self.request.given, strict=True) if number in request.given]
-            torch._foreach_copy_([one.detach() for one in places], [one.detach() for one in rest])
+            torch._foreach_copy_([memory[number].detach() for number in request.given], [one.detach() for one in given])
         self.graph.replay()
         if request.node or request.needed == self.request.needed:
             return self.answers
